@@ -53,7 +53,7 @@ type DynamoConfig struct {
 	Meter metric.Meter
 }
 
-// DynamoEtcd is an etcd with the records of Dynamo's processes. The zero value is none.
+// DynamoEtcd is an etcd with the records of Dynamo's processes. The zero value means that there is no etcd.
 type DynamoEtcd struct {
 	// Endpoints are host:port or URLs, as in ETCD_ENDPOINTS of Dynamo's processes.
 	Endpoints []string `yaml:"endpoints,omitempty"`

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package outcomes makes visible what became of requests: as histograms, as histories of the last day, as sums since
-// the start, as spans of traces, and as a comparison with requests that are routed round robin.
+// the start, and as spans of traces. It compares them with requests that are routed round robin.
 //
 // A [Recorder] may be used by any number of goroutines.
 package outcomes

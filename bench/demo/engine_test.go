@@ -18,7 +18,7 @@ func TestEnginesThatServeCopies(t *testing.T) {
 		{"", "", ""},
 		{"-kv-pulls", "127.0.0.1:8000", ""},
 		{"-kv-pulls -kv-events zmq", "", "want nats"},
-		{"-kv-pulls -hybrid window=64", "", "no Hybrid"},
+		{"-kv-pulls -hybrid window=64", "", "--hybrid"},
 	} {
 		var cmd EngineCommand
 		fs := flag.NewFlagSet("engine", flag.ContinueOnError)

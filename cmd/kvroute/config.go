@@ -153,7 +153,7 @@ type config struct {
 	AuditShare float64 `yaml:"audit-share" default:"0.01" want:"0 to 1"`
 
 	// <share> of the requests, 0 to 1, that are routed round robin to compare their times to first tokens
-	// with those of the others; it is drawn by session, or else by the beginning of the prompt. 0 turns it off
+	// with those of the others. It is drawn by session, or else by the beginning of the prompt. 0 turns it off
 	HoldoutShare float64 `yaml:"holdout-share" want:"0 to 1"`
 
 	// <number> of workers that have metrics of their own; 0 turns these metrics off

@@ -74,7 +74,7 @@ func (*config) Help(setting string) string {
 	case "audit-share":
 		return "<share> of the responses whose usage is read to compare the predicted cached tokens with the real ones"
 	case "holdout-share":
-		return "<share> of the requests, 0 to 1, that are routed round robin to compare their times to first tokens with those of the others; it is drawn by session, or else by the beginning of the prompt. 0 turns it off"
+		return "<share> of the requests, 0 to 1, that are routed round robin to compare their times to first tokens with those of the others. It is drawn by session, or else by the beginning of the prompt. 0 turns it off"
 	case "worker-metrics":
 		return "<number> of workers that have metrics of their own; 0 turns these metrics off"
 	case "trace-out-tpot":

@@ -28,7 +28,7 @@ type kubernetesAPI struct {
 	Namespace string `yaml:"namespace,omitempty"`
 }
 
-// check refuses the address of a server that is none.
+// check refuses an address that is not that of a server.
 func (a *kubernetesAPI) check() error {
 	if a.Server == "" {
 		return nil

@@ -18,7 +18,7 @@
 //
 // This works for built-in and for custom resources.
 //
-// # What a set promises
+// # Promises of a set
 //
 //   - While the API server is unavailable, refuses requests or hangs, the set keeps its objects.
 //   - After each outage the set becomes equal to the server's objects, without an order from outside.
