@@ -105,6 +105,37 @@ func TestStoryOfAWorker(t *testing.T) {
 	}
 }
 
+// While a worker is dead, its items replace each other, and no event says that it recovered.
+func TestADeadWorkerDoesNotRecover(t *testing.T) {
+	log := attention.NewLog("")
+	now := start
+	s := attention.State{Workers: []attention.Worker{healthy(1)}}
+	w := &s.Workers[0]
+	observe := func() { now = now.Add(time.Second); log.Observe(now, &s) }
+	observe()
+	fault := func(what string) { w.Faults = []router.Fault{{What: what, Text: what, Since: now}} }
+	w.Failing, w.AvoidedSince, w.AvoidedUntil, w.AvoidedFor = true, now, now.Add(time.Minute), "it gave no response: connection refused"
+	fault("no_response")
+	observe()
+	w.Health, w.HealthSince = "degraded", now
+	observe()
+	w.Failing, w.AvoidedSince, w.AvoidedUntil, w.AvoidedFor = false, time.Time{}, time.Time{}, ""
+	observe()
+	w.Health = "unhealthy"
+	fault("silent")
+	observe()
+	for _, e := range log.Events() {
+		if e.Level == attention.Good {
+			t.Errorf("an event of a dead worker: %s", e.Text)
+		}
+	}
+	s.Workers[0] = healthy(1)
+	observe()
+	if e := log.Events()[0]; e.Level != attention.Good {
+		t.Errorf("the worker is healthy, and the last event is %q", e.Text)
+	}
+}
+
 // Faults of a replica and of a model have no worker. They begin when they are seen first.
 func TestReplicaAndModels(t *testing.T) {
 	log := attention.NewLog("")

@@ -136,9 +136,10 @@ func (l *Log) Observe(now time.Time, s *State) {
 	l.open, l.items, l.observed = still, group(items), true
 }
 
-// worsened reports whether a worse item replaces one about a worker: a silent worker is not healthy again.
+// worsened reports whether a worse item replaces one about a worker: a silent worker is not healthy
+// again, and a worker that is no longer avoided because it fails probes does not serve again.
 func worsened(k key, still map[key]*open) bool {
-	stages := []string{"probes", "health", "silent"}
+	stages := []string{"avoided", "no_response", "probes", "health", "silent"}
 	worse := func(what string) bool {
 		k.what = what
 		return still[k] != nil
