@@ -22,68 +22,16 @@ for program in istioctl/cmd/istioctl pilot/cmd/pilot-discovery; do
 	fi
 done
 
-folder=$(mktemp -d) processes=()
-stop() {
-	for p in "${processes[@]}"; do kill -INT "$p" 2>/dev/null || true; done
-	for p in "${processes[@]}"; do wait "$p" 2>/dev/null || true; done
-}
-trap 'stop; rm -rf "$folder"' EXIT
-fail() {
-	echo "istio.sh: $*" >&2
-	for log in "$folder"/*.log; do
-		echo "--- ${log##*/}" >&2
-		tail -n 25 "$log" >&2
-	done
-	exit 1
-}
-# port prints a free port.
-port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
-# start NAME COMMAND...: runs a command in the background. The variable NAME is its process.
-start() {
-	local name=$1
-	shift
-	"$@" >>"$folder/$name.log" 2>&1 &
-	processes+=($!)
-	printf -v "$name" %s $!
-}
-# until_true WHAT COMMAND...: repeats a command until it succeeds, for at most two minutes.
-until_true() {
-	local what=$1 tries=0
-	shift
-	until "$@"; do
-		((++tries < 240)) || fail "$what: not in 2 minutes"
-		sleep 0.5
-	done
-}
-listen=$(port) extproc=$(port) http=$(port) one=$(port) two=$(port) events1=$(port) events2=$(port) admin=$(port)
-xds=$(port) pilot_http=$(port) https=$(port) secure=$(port) monitoring=$(port) status=$(port) ctrlz=$(port)
+minutes=2
+source tools/stack.sh
+admin=$(port) xds=$(port) pilot_http=$(port) https=$(port) secure=$(port) monitoring=$(port) ctrlz=$(port)
 
 # ask TEXT: sends a chat, and prints the response with its headers.
 ask() {
 	curl -sS -i -m 30 "http://127.0.0.1:$listen/v1/chat/completions" -H 'host: llm.example.com' -H 'content-type: application/json' \
 		-H 'x-dynamo-worker: 127.0.0.1:1' -d "{\"model\":\"sim\",\"max_tokens\":6,\"messages\":[{\"role\":\"user\",\"content\":\"$1\"}]}"
 }
-answers() { ask "$@" 2>/dev/null | grep -q '^HTTP/1.1 200'; }
-hit() { ask "$@" 2>/dev/null | grep -qi '^x-dynamo-reason: kv'; }
-decided() { ask "$@" 2>/dev/null | grep -qi '^x-dynamo-reason:'; }
-ready() { curl -sf -o /dev/null "http://127.0.0.1:$http/readyz"; }
-# all_answered WHAT: sends 20 requests, and fails if one of them is not answered with 200.
-all_answered() {
-	for i in $(seq 20); do answers "$1 $i" || fail "$1: request $i is not answered with 200"; done
-	echo "$1: 20 of 20 requests answered with 200"
-}
-
-cat >"$folder/kvroute.yaml" <<-X
-	version: 1
-	workers:
-	- {name: one, address: "127.0.0.1:$one", models: [sim], model_card: kvroute-sim, block_size: 16, events: {transport: zmq, endpoint: "tcp://127.0.0.1:$events1"}}
-	- {name: two, address: "127.0.0.1:$two", models: [sim], model_card: kvroute-sim, block_size: 16, events: {transport: zmq, endpoint: "tcp://127.0.0.1:$events2"}}
-X
-serve=("$kvroute" serve --config "$folder/kvroute.yaml" --extproc-address "127.0.0.1:$extproc" --http-address "127.0.0.1:$http" --decision-headers)
-start worker1 "$kvroute" engine --name one --listen "127.0.0.1:$one" --kv-events zmq --kv-events-endpoint "tcp://127.0.0.1:$events1" --nats-url ""
-start worker2 "$kvroute" engine --name two --listen "127.0.0.1:$two" --kv-events zmq --kv-events-endpoint "tcp://127.0.0.1:$events2" --nats-url ""
-start router "${serve[@]}"
-until_true "kvroute is not ready" ready
+start_stack
 
 # The workers' own cluster, as Istio names it, is the pool.
 mkdir "$folder/istio"
@@ -151,7 +99,7 @@ cat >"$folder/kubeconfig" <<-X
 	contexts: [{name: x, context: {cluster: c, user: u}}]
 	current-context: x
 X
-echo 'enableAutoMtls: false' >"$folder/mesh.yaml" # nobody makes certificates here
+echo 'enableAutoMtls: false' >"$folder/mesh.yaml" # no program makes certificates here
 PILOT_ENABLE_METADATA_EXCHANGE=false POD_NAMESPACE=istio-system start control "$bin/pilot-discovery" discovery --kubeconfig "$folder/kubeconfig" --configDir "$folder/istio" --meshConfig "$folder/mesh.yaml" \
 	--grpcAddr "127.0.0.1:$xds" --httpAddr "127.0.0.1:$pilot_http" --httpsAddr "127.0.0.1:$https" --secureGRPCAddr "127.0.0.1:$secure" \
 	--monitoringAddr "127.0.0.1:$monitoring" --ctrlz_port "$ctrlz"
@@ -182,16 +130,8 @@ start gateway "$envoy" -c "$folder/envoy.yaml" --use-dynamic-base-id --log-level
 until_true "no request is decided" decided "a first request"
 grep -i "rejected" "$folder/gateway.log" && fail "Envoy rejects what Istio sends"
 
-prompt=$(printf 'the same long beginning of a conversation %.0s' $(seq 30))
-answers "$prompt" || fail "the first request of a conversation is not answered"
-until_true "no request goes to the worker that cached its prompt" hit "$prompt"
+check_hit
 echo "a prompt goes to the worker that cached it"
 "$kvroute" doctor --url "http://127.0.0.1:$http" --envoy-admin "http://127.0.0.1:$admin" || fail "the doctor has findings"
 curl -sf -o /dev/null -m 10 -H 'host: llm.example.com' "http://127.0.0.1:$listen/health" || fail "a route of the gateway's own is not answered"
-kill -9 "$router" && wait "$router" 2>/dev/null || true
-all_answered "kvroute is dead"
-start router "${serve[@]}"
-until_true "a new kvroute is not used" decided "a request after the restart"
-echo "a restarted kvroute decides again"
-kill -9 "$worker1" && wait "$worker1" 2>/dev/null || true
-all_answered "a worker is dead"
+check_deaths
