@@ -50,8 +50,7 @@ func Check(dump []byte) ([]Finding, error) {
 	if err := json.Unmarshal(dump, &all); err != nil {
 		return nil, fmt.Errorf("/config_dump is no JSON: %w", err)
 	}
-	d := dumped{routes: map[string]object{}, clusters: map[string]object{}}
-	d.walk(all, "")
+	d := newDumped(all)
 	asked := 0
 	for _, m := range d.managers {
 		filters := m.extProcs()
@@ -98,6 +97,12 @@ type dumped struct {
 	routes   map[string]object // route configurations of the route discovery, by name
 	clusters map[string]object
 	found    []Finding
+}
+
+func newDumped(dump any) *dumped {
+	d := &dumped{routes: map[string]object{}, clusters: map[string]object{}}
+	d.walk(dump, "")
+	return d
 }
 
 // walk reads a value and all values in it. The field is the one that has the value.

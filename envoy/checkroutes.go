@@ -66,10 +66,7 @@ func (d *dumped) checkRoutes(where string, conf object, filters []extProc) {
 
 // checkOrder finds a route of the virtual host that stands before kvroute's routes.
 func (d *dumped) checkOrder(named string, first, host, conf object, filters []extProc) (found bool) {
-	on := func(r object) bool {
-		return slices.ContainsFunc(filters, func(f extProc) bool { return !f.off(r, host, conf) })
-	}
-	if found = !on(first) && slices.ContainsFunc(host.objects("routes"), on); found {
+	if found = !asks(filters, first, host, conf) && hostAsks(filters, host, conf); found {
 		d.report("%s sends all requests for %s by the route %s, and none asks kvroute: put kvroute's routes before it", named, samplePath, first.title())
 	}
 	return found
@@ -131,10 +128,7 @@ func (d *dumped) destinations() (to destinations) {
 	for _, m := range d.managers {
 		filters, conf := m.extProcs(), d.routesOf(m)
 		for _, host := range conf.objects("virtual_hosts") {
-			asks := func(r object) bool {
-				return slices.ContainsFunc(filters, func(f extProc) bool { return !f.off(r, host, conf) })
-			}
-			if !slices.ContainsFunc(host.objects("routes"), asks) {
+			if !hostAsks(filters, host, conf) {
 				continue
 			}
 			for _, name := range append(targets(matched(host, false)), targets(matched(host, true))...) {
@@ -253,6 +247,16 @@ func (d *dumped) inner(name string) (names []string) {
 		names = append(names, one.text("name"))
 	}
 	return names
+}
+
+// asks reports whether one of the filters runs for requests of a route.
+func asks(filters []extProc, route, host, conf object) bool {
+	return slices.ContainsFunc(filters, func(f extProc) bool { return !f.off(route, host, conf) })
+}
+
+// hostAsks reports whether one of the filters runs for a route of a virtual host.
+func hostAsks(filters []extProc, host, conf object) bool {
+	return slices.ContainsFunc(host.objects("routes"), func(r object) bool { return asks(filters, r, host, conf) })
 }
 
 // off reports whether a filter does not run for requests of a route.

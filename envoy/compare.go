@@ -53,9 +53,7 @@ func parseDump(text []byte) (*used, error) {
 	}
 	u := &used{single: map[string]bool{}, lists: map[string]bool{}}
 	u.walk(dump)
-	d := dumped{routes: map[string]object{}, clusters: map[string]object{}}
-	d.walk(dump, "")
-	u.destinations = d.destinations()
+	u.destinations = newDumped(dump).destinations()
 	var own []filterTimes
 	for _, f := range u.filters {
 		if f.Prefix == "kvroute" {
