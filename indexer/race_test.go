@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build race
-
 package indexer_test
 
+import "github.com/kvroute/kvroute/internal/fixtures"
+
 // raceSlows is how many times slower the race detector makes the tests.
-const raceSlows = 12
+var raceSlows = map[bool]int{false: 1, true: 12}[fixtures.Raced] //nolint:gochecknoglobals // a constant of the build

@@ -24,8 +24,13 @@ const (
 	ruleLimit
 )
 
+// limit is the limit that the rule is to a candidate.
+func (r rule) limit() Limit {
+	return [...]Limit{ruleNone: LimitNone, ruleDrop: LimitDrop, ruleLimit: LimitShare}[r]
+}
+
 // String returns the name of the rule in the API and in metrics.
-func (r rule) String() string { return [...]string{"", "drop", "limit"}[r] }
+func (r rule) String() string { return r.limit().String() }
 
 // learned is what the audit of a worker has learned.
 type learned struct {
@@ -103,7 +108,7 @@ func nameLimits(by rule, o *overlap, ord int, to *Candidate) {
 		}
 	}
 	if to.LoweredBlocks > 0 {
-		to.Rule = [...]Limit{ruleNone: LimitNone, ruleDrop: LimitDrop, ruleLimit: LimitShare}[by]
+		to.Rule = by.limit()
 	}
 }
 
