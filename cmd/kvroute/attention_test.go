@@ -92,7 +92,7 @@ func TestAKilledWorkerHasOneItem(t *testing.T) {
 	}
 }
 
-// A worker that serves nobody is named within 3 s of its second missed probe.
+// A worker without requests is named within 3 s of its second missed probe.
 func TestTheSecondMissedProbeNamesAWorker(t *testing.T) {
 	t.Parallel() // mostly waits
 	var mu sync.Mutex

@@ -15,7 +15,8 @@ import (
 	"github.com/kvroute/kvroute/internal/reach"
 )
 
-// kubernetesAPI is where the API of Kubernetes is. The zero value is that of kvroute's own pod.
+// kubernetesAPI is the address of Kubernetes' API, and how kvroute proves who it is. The zero value takes both from
+// kvroute's own pod.
 type kubernetesAPI struct {
 	// Server is the URL of the API server; empty takes the address that Kubernetes gives each pod.
 	Server string `yaml:"server,omitempty"`

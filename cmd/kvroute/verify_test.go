@@ -153,7 +153,7 @@ func TestFewRequestsAreChecked(t *testing.T) {
 	if n := len(v.queue); n != firstChecks+2 {
 		t.Errorf("%d checks, want %d", n, firstChecks+2)
 	}
-	// Prompts for a frontend, and those whose body is not known, or large, are not checked.
+	// Prompts for a frontend, prompts without a body, and large ones are not checked.
 	o.Engine, o.Model = engine.Dynamo, "other"
 	v.observe(o)
 	o.Engine, o.Prompt.Body = "", nil
