@@ -33,6 +33,8 @@ const (
 	sourceCut          = "replay_cut"
 	sourceUndiscovered = "discovery_failed"
 	sourceRestored     = "restored"
+	sourceRetry        = "retry"    // in no deprecated instrument
+	sourceGivenUp      = "given_up" // the same
 )
 
 // sourceMetrics are the instruments of [Sources]. docs/metrics.md lists them.
@@ -86,7 +88,7 @@ func newSourceMetrics(
 // count adds n to the instruments of an outcome. The Subscriber counts the events of Dynamo's publishers.
 func (m *sourceMetrics) count(feed events.Feed, outcome string, n int) {
 	switch outcome {
-	case sourceAccepted:
+	case sourceAccepted, sourceRetry, sourceGivenUp:
 	case sourceLive, sourceReplayed, sourceDuplicate, sourceBad, sourceForeign, sourceLost:
 		m.batches.Add(n, outcome)
 	default:

@@ -743,3 +743,16 @@ func TestSocketsOutsideTheNetworksAreNotDialled(t *testing.T) {
 		t.Error("a connection arrived from", c.RemoteAddr())
 	}
 }
+
+// A replay socket that does not answer is tried again. The deprecated instrument counts no tries.
+func TestFurtherTriesAreCounted(t *testing.T) {
+	t.Parallel()
+	s, meter := simulate(t, enginesim.SocketsConfig{}), newMeter(t)
+	w := zmqWorker(7, s)
+	w.Replay = "tcp://127.0.0.1:1"
+	follow(t, engines.SourcesConfig{Meter: meter.meter}, w)
+	eventually(t, func() bool { return meter.read("kvroute.events.query.retries", "feed", "zmq") > 0 })
+	if n := meter.read("kvroute.source.news", "kind", "retry"); n != 0 {
+		t.Errorf("the deprecated instrument counts %d tries", n)
+	}
+}

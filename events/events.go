@@ -415,7 +415,7 @@ func (t *tracker) markUnsure(worker uint64) {
 }
 
 // expire drops the events that waited too long for their worker, and returns their number.
-// It ends the state partial of ranks without a recent loss.
+// It ends the state partial of ranks without a recent loss, unless their missing events are still requested.
 func (t *tracker) expire(now time.Time) (dropped map[Feed]int) {
 	dropped = make(map[Feed]int)
 	for key, q := range t.waiting {
@@ -427,7 +427,8 @@ func (t *tracker) expire(now time.Time) (dropped map[Feed]int) {
 		}
 	}
 	for _, r := range t.ranks {
-		if r.state == indexer.StatePartial && now.Sub(r.missed) >= partialFor {
+		_, planned := t.repairs.timers[r]
+		if r.state == indexer.StatePartial && r.repair == nil && !planned && now.Sub(r.missed) >= partialFor {
 			t.set(r, indexer.StateOK)
 		}
 	}

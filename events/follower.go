@@ -90,13 +90,20 @@ const (
 func NewFollower(conf FollowerConfig) *Follower {
 	f := &Follower{conf: conf, t: newTracker(nil)}
 	f.t.workers[0] = Source{Queries: conf.Replays}
-	f.t.gaveUp = func(RankName) { f.conf.GaveUp() }
+	f.t.gaveUp = func(RankName) {
+		if !f.rebuild { // otherwise the rank was faulty before
+			conf.Count("given_up", 1)
+		}
+		conf.GaveUp()
+	}
 	f.t.count = func(_ uint64, what string, n int) {
 		switch what {
 		case "ask_range":
 			conf.Count("replay", n)
 		case "timeout", "unanswered":
 			conf.Count("replay_failed", n)
+		case "retry":
+			conf.Count(what, n)
 		}
 	}
 	f.r = f.t.rank(RankName{})
@@ -184,19 +191,18 @@ func (f *Follower) Reread(now time.Time) {
 // batches are requested. wait is the time until the next Tick is due.
 func (f *Follower) Tick(now time.Time) (id, from uint64, wait time.Duration) {
 	f.t.tick(now)
+	f.plan(now) // before expire: a partial rank that is still requested stays partial
 	f.t.expire(now)
 	for _, a := range f.t.queries(now, func(uint64) bool { return true }) {
 		if id, f.answered, f.from = a.id, false, f.last(); f.rebuild {
 			f.from = 0
 		}
 	}
-	f.plan(now)
 	wait = partialFor
 	if at, planned := f.t.repairs.timers[f.r]; planned {
 		wait = at.Sub(now)
-	}
-	if f.r.state == indexer.StatePartial {
-		wait = min(wait, f.r.missed.Add(partialFor).Sub(now))
+	} else if f.r.state == indexer.StatePartial {
+		wait = f.r.missed.Add(partialFor).Sub(now)
 	}
 	return id, max(f.from, 1) - 1, wait
 }

@@ -497,6 +497,9 @@ func TestFollowerTries(t *testing.T) {
 	if took := f.now.Sub(begin); f.counts["replay_failed"] != events.MaxTries || took < 10*time.Second || took > 25*time.Second {
 		t.Errorf("given up after %d tries in %v", f.counts["replay_failed"], took)
 	}
+	if f.counts["given_up"] != 1 || f.counts["retry"] != events.MaxTries-1 {
+		t.Errorf("counted %v, want given_up 1, and each try but the first", f.counts)
+	}
 	if f.State() != indexer.StateSuspect {
 		t.Errorf("the rank is %s", f.State())
 	}
@@ -541,6 +544,37 @@ func TestFollowerIsPartialForSomeTime(t *testing.T) {
 		if f.String() != "1/3 " {
 			t.Errorf("in the end %s", f)
 		}
+	}
+}
+
+// A rank whose first batches are missing stays partial while an engine that does not answer is still requested: the
+// engine may have them.
+func TestFollowerIsPartialUntilAnAnswer(t *testing.T) {
+	f := newFollower(t, true)
+	e := &process{id: 1, published: 3, keeps: 50}
+	f.connected(false)
+	f.hear(e.publish())
+	for begin, ticks := f.now, 0; f.now.Sub(begin) < time.Hour; ticks++ {
+		id, _, wait := f.Tick(f.now)
+		if wait < 0 || ticks > 10_000 {
+			t.Fatalf("tick %d is followed by another one after %v", ticks, wait)
+		}
+		f.Fail(f.now, id, false)
+		if f.now = f.now.Add(wait); id != 0 {
+			continue
+		}
+		if since := f.now.Sub(begin); since > time.Minute && f.State() != indexer.StatePartial {
+			t.Fatalf("after %v the rank is %s", since, f.State())
+		}
+	}
+	if f.counts["given_up"] != 1 {
+		t.Errorf("the rank was given up %d times, want once", f.counts["given_up"])
+	}
+	f.answer(e, 99)
+	f.requestAll()
+	f.answer(e, 99)
+	if f.String() != "1/0 1/1 1/2 1/3 " {
+		t.Errorf("in the end %s", f)
 	}
 }
 
