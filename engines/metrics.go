@@ -33,8 +33,10 @@ const (
 	sourceCut          = "replay_cut"
 	sourceUndiscovered = "discovery_failed"
 	sourceRestored     = "restored"
-	sourceRetry        = "retry"    // in no deprecated instrument
-	sourceGivenUp      = "given_up" // the same
+	// In no deprecated instrument.
+	sourceAnswered = "events"
+	sourceRetry    = "retry"
+	sourceGivenUp  = "given_up"
 )
 
 // sourceMetrics are the instruments of [Sources]. docs/metrics.md lists them.
@@ -88,7 +90,7 @@ func newSourceMetrics(
 // count adds n to the instruments of an outcome. The Subscriber counts the events of Dynamo's publishers.
 func (m *sourceMetrics) count(feed events.Feed, outcome string, n int) {
 	switch outcome {
-	case sourceAccepted, sourceRetry, sourceGivenUp:
+	case sourceAccepted, sourceAnswered, sourceRetry, sourceGivenUp:
 	case sourceLive, sourceReplayed, sourceDuplicate, sourceBad, sourceForeign, sourceLost:
 		m.batches.Add(n, outcome)
 	default:

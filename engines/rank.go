@@ -224,7 +224,6 @@ func (r *rankSource) apply(body []byte) (cleared bool) {
 }
 
 func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
-	r.count(sourceAccepted, 1)
 	for i := range b.Events {
 		if ev := &b.Events[i]; ev.HasRank && (i == 0 || b.Events[i-1].Rank != ev.Rank || !b.Events[i-1].HasRank) {
 			if ev.Rank < r.worker.DPStart || ev.Rank-r.worker.DPStart >= max(1, r.worker.DPSize) {
@@ -234,6 +233,7 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 			r.namedRanks[ev.Rank] = struct{}{}
 		}
 	}
+	r.count(sourceAccepted, 1)
 	out := &r.translated
 	if tokens := r.s.conf.Tokens; tokens != nil {
 		for i := range b.Events {

@@ -340,7 +340,8 @@ func TestLiarsAreNotBelieved(t *testing.T) {
 	engine, beside := simulate(t, enginesim.SocketsConfig{Rank: 3}), simulate(t, enginesim.SocketsConfig{})
 	w := zmqWorker(7, engine)
 	w.Endpoint = strings.Replace(engine.live, "127.0.0.1:", "localhost:", 1)
-	_, c := follow(t, engines.SourcesConfig{}, w, zmqWorker(8, beside))
+	meter := newMeter(t)
+	_, c := follow(t, engines.SourcesConfig{Meter: meter.meter}, w, zmqWorker(8, beside))
 	eventually(t, func() bool { return engine.Subscribers() == 1 && beside.Subscribers() == 1 })
 	engine.store(2) // for rank 3, which the worker does not have
 	block := blockStored(list{5}, nil, seq(0, 16), 16)
@@ -354,6 +355,9 @@ func TestLiarsAreNotBelieved(t *testing.T) {
 	defer c.mu.Unlock()
 	if len(c.blocks) != 1 {
 		t.Errorf("others have blocks: %v", c.blocks)
+	}
+	if n := meter.read("kvroute.events.received", "outcome", "accepted"); n != 2 {
+		t.Errorf("%d batches count as accepted, want 2", n)
 	}
 }
 
@@ -744,15 +748,22 @@ func TestSocketsOutsideTheNetworksAreNotDialled(t *testing.T) {
 	}
 }
 
-// A replay socket that does not answer is tried again. The deprecated instrument counts no tries.
+// A replay socket that does not answer is tried again, and is a fault of the worker after eight tries. The deprecated
+// instrument counts neither.
 func TestFurtherTriesAreCounted(t *testing.T) {
 	t.Parallel()
 	s, meter := simulate(t, enginesim.SocketsConfig{}), newMeter(t)
 	w := zmqWorker(7, s)
 	w.Replay = "tcp://127.0.0.1:1"
-	follow(t, engines.SourcesConfig{Meter: meter.meter}, w)
-	eventually(t, func() bool { return meter.read("kvroute.events.query.retries", "feed", "zmq") > 0 })
-	if n := meter.read("kvroute.source.news", "kind", "retry"); n != 0 {
-		t.Errorf("the deprecated instrument counts %d tries", n)
+	sources, _ := follow(t, engines.SourcesConfig{Meter: meter.meter}, w)
+	eventually(t, func() bool { return meter.read("kvroute.events.repairs", "what", "given_up") == 1 })
+	if n := meter.read("kvroute.events.query.retries", "feed", "zmq"); n != 7 {
+		t.Errorf("%d tries were not the first, want 7", n)
+	}
+	if n := meter.read("kvroute.source.news", "kind", "retry") + meter.read("kvroute.source.news", "kind", "given_up"); n != 0 {
+		t.Errorf("the deprecated instrument counts %d of them", n)
+	}
+	if f := sources.Faults(7); len(f) != 1 || !strings.Contains(f[0].Text, "replay socket tcp://127.0.0.1:1 (rank 0) is unavailable") {
+		t.Errorf("the faults of the worker are %v", f)
 	}
 }

@@ -173,6 +173,45 @@ func TestBlocksBehindHolesAreReadAgain(t *testing.T) {
 	}
 }
 
+// A faulty rank is still faulty after a restart of kvroute if the engine no longer has what is missing.
+func TestRestoredRanksKeepTheirState(t *testing.T) {
+	t.Parallel()
+	for _, want := range []indexer.State{indexer.StatePartial, indexer.StateSuspect} {
+		t.Run(string(want), func(t *testing.T) {
+			s := simulate(t, enginesim.SocketsConfig{Replay: freePort, Buffer: 3})
+			if want == indexer.StatePartial {
+				s.store(6)
+			}
+			src, c := follow(t, engines.SourcesConfig{}, zmqWorker(7, s))
+			eventually(t, func() bool { return s.Subscribers() == 1 })
+			if want == indexer.StateSuspect {
+				s.store(2)
+				agree(t, c, 0, s)
+				s.Drop(9)
+				s.store(9)
+				s.Drop(0)
+			}
+			clear(s.held) // the next block has no parent, which may be unknown
+			s.store(1)
+			eventually(t, func() bool { _, ok := c.of(7, 0)[1000+s.last-1]; return ok && src.State(7) == want })
+			var file bytes.Buffer
+			if err := src.Save(&file); err != nil {
+				t.Fatal(err)
+			}
+			again, err := engines.NewSources(engines.SourcesConfig{Sink: new(caches).apply})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n, err := again.Load(&file); n != 1 || err != nil {
+				t.Fatalf("%d ranks, %v", n, err)
+			}
+			again.Set(zmqWorker(7, s))
+			running(t, again.Run)
+			eventually(t, func() bool { return s.Subscribers() == 2 && again.State(7) == want })
+		})
+	}
+}
+
 // Without a replay socket, a later process cannot detect whether the engine is the same: nothing
 // is saved, and the rank is read from now on.
 func TestWhoCannotBeAskedIsNotSaved(t *testing.T) {

@@ -19,8 +19,13 @@ import (
 // Engines number batches from 0 in each process, name no publisher, and send nothing when a process
 // ends. A new process is detected in three ways. A live number is not above the previous one of its
 // connection, or not above the last known number when the connection began. An answer begins with
-// the last known batch, but its content differs. An answer does not contain that batch. Therefore
-// requests begin with the last known batch, not with the next one.
+// the last known batch, but its content differs. An answer does not contain that batch, and the port
+// was closed or the answer has no batch. Therefore requests begin with the last known batch, not with
+// the next one.
+//
+// A proxy in front of the engine can hide that the port was closed. Then an answer that begins after
+// the last known batch leaves open whose batches these are, and the rank becomes suspect. Without
+// requests, a new process that continues the old one's numbers is not detected.
 //
 // An answer is applied while it arrives: it may have 10,000 batches. A long answer may lack batches
 // that the engine has, because its socket drops messages that do not fit into its queue. Therefore a
@@ -30,7 +35,7 @@ import (
 // # Invariants
 //
 //   - The batches applied between two clears are a subsequence of those that one process published, in
-//     order, without duplicates.
+//     order, without duplicates; behind a proxy, of several processes if the rank is suspect.
 //   - No batch is missing between them unless the rank is suspect, and none before them unless it is
 //     partial or suspect.
 //   - While an answer is expected, live batches wait: at most maxHeldEvents with at most 64 MB.
@@ -91,7 +96,7 @@ func NewFollower(conf FollowerConfig) *Follower {
 	f := &Follower{conf: conf, t: newTracker(nil)}
 	f.t.workers[0] = Source{Queries: conf.Replays}
 	f.t.gaveUp = func(RankName) {
-		if !f.rebuild { // otherwise the rank was faulty before
+		if !f.rebuild || f.r.state == indexer.StateOK { // otherwise the rank was faulty before
 			conf.Count("given_up", 1)
 		}
 		conf.GaveUp()
@@ -173,18 +178,18 @@ func (f *Follower) RequestMore(now time.Time) {
 
 // RequestAll plans a request for all batches, to replace a faulty state, if the engine may have them.
 func (f *Follower) RequestAll(now time.Time) {
-	if f.r.state != indexer.StateOK && f.conf.Replays && !f.unavailable && f.r.repair == nil {
-		f.rebuild, f.again = true, 0
-		f.request(now)
+	if f.r.state != indexer.StateOK {
+		f.Reread(now)
 	}
 }
 
-// Reread requests all batches although none is missing: the known blocks are wrong.
+// Reread is RequestAll, although no batch is known to be missing: the known blocks are wrong. The rank becomes
+// suspect if the engine does not send all batches.
 func (f *Follower) Reread(now time.Time) {
-	if f.conf.Replays {
-		f.t.miss(now, f.r, indexer.StateSuspect)
+	if f.conf.Replays && !f.unavailable && f.r.repair == nil {
+		f.rebuild, f.again = true, 0
+		f.request(now)
 	}
-	f.RequestAll(now)
 }
 
 // Tick does what is due. It returns the request to send now, if any: its number, and the sequence from which on
@@ -328,6 +333,10 @@ func (f *Follower) part(now time.Time, sequence uint64, body []byte) {
 		// process.
 		f.replace(now)
 		return
+	case first && f.from > 0 && ev.EventID > f.from:
+		// Another process behind a proxy, or the engine no longer has the last known batch.
+		f.unavailable = true
+		f.t.miss(now, f.r, indexer.StateSuspect)
 	case first && f.rebuild && sequence > 0:
 		// The engine no longer has the first missing batches; keep the known blocks.
 		f.unavailable = true
@@ -368,6 +377,7 @@ func (f *Follower) End(now time.Time, id uint64) {
 		f.Restart() // the engine has no batches, so the known ones belong to another process
 	}
 	f.holes, f.hole = 0, false
+	f.conf.Count("events", 1)
 	f.applyHeld(now, f.again >= maxAgain)
 	if f.recheck {
 		f.recheck = false
@@ -394,13 +404,13 @@ func (f *Follower) giveUp(now time.Time) {
 		f.Restart()
 	}
 	switch { // it is unknown which batches the answer would have contained
-	case f.rebuild:
+	case f.rebuild && f.r.state != indexer.StateOK:
 	case f.last() > 0:
 		f.t.miss(now, f.r, indexer.StateSuspect)
 	default:
 		f.t.miss(now, f.r, indexer.StatePartial)
 	}
-	f.requests++ // a late answer is ignored
+	f.requests++ // Tick is due: the next request is about a minute away
 	f.applyHeld(now, true)
 }
 

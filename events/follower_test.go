@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/zeebo/xxh3"
+
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -172,7 +174,7 @@ func TestFollower(t *testing.T) {
 			f.connected(false)
 			f.answer(e, 9)
 		}, "1/2 1/3 1/4 1/5 1/6 partial ", 0},
-		{"late, and nobody to ask", false, func(f *follower) {
+		{"late, without requests", false, func(f *follower) {
 			e := p(1)
 			f.connected(false)
 			live(f, e, 2)
@@ -186,7 +188,7 @@ func TestFollower(t *testing.T) {
 			live(f, e, 2)
 			f.answer(e, 9)
 		}, "1/0 1/1 1/2 1/3 ", 0},
-		{"a gap that nobody can repair", false, func(f *follower) {
+		{"a gap that cannot be repaired", false, func(f *follower) {
 			e := p(0)
 			f.connected(false)
 			live(f, e, 1)
@@ -204,7 +206,7 @@ func TestFollower(t *testing.T) {
 			live(f, e, 1)
 			f.answer(e, 9)
 		}, "1/0 1/4 1/5 1/6 1/7 1/8 suspect ", 0},
-		{"a question that is never answered", true, func(f *follower) {
+		{"a request without an answer", true, func(f *follower) {
 			e := p(0)
 			f.connected(false)
 			f.answer(e, 9)
@@ -213,7 +215,7 @@ func TestFollower(t *testing.T) {
 			live(f, e, 2)
 			f.giveUp()
 		}, "1/0 1/2 1/3 suspect ", 0},
-		{"which succeeds later", true, func(f *follower) {
+		{"a request without an answer, and a later one with one", true, func(f *follower) {
 			e := p(0)
 			f.connected(false)
 			f.answer(e, 9)
@@ -269,6 +271,22 @@ func TestFollower(t *testing.T) {
 			f.answer(e, 9)
 			f.answer(e, 9)
 		}, "2/0 2/1 2/2 2/3 2/4 ", 1},
+		{"a new process with the last number, seen by it", false, func(f *follower) {
+			e := p(0)
+			f.connected(false)
+			live(f, e, 2)
+			f.connected(false)
+			live(f, &process{id: 2, published: 1, keeps: 5}, 1)
+		}, "2/1 partial ", 1},
+		{"a new process behind a proxy, whose answer begins with the next number", true, func(f *follower) {
+			e := p(0)
+			f.connected(false)
+			f.answer(e, 9)
+			live(f, e, 2)
+			f.connected(false)
+			f.answer(&process{id: 2, published: 4, keeps: 2}, 9)
+			f.requestAll() // the engine has no first batch: this requests nothing
+		}, "1/0 1/1 2/2 2/3 suspect ", 0},
 		{"an answer in two parts", true, func(f *follower) {
 			e := p(4)
 			f.connected(false)
@@ -341,7 +359,7 @@ func TestFollower(t *testing.T) {
 
 // Batches that an engine no longer has are not requested repeatedly; unanswered requests are
 // repeated.
-func TestOnlyWhatMayBeThereIsAskedForAgain(t *testing.T) {
+func TestOnlyBatchesThatMayExistAreRequestedAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		published int
 		answers   bool
@@ -357,7 +375,7 @@ func TestOnlyWhatMayBeThereIsAskedForAgain(t *testing.T) {
 		asks := f.Requests()
 		f.requestAll()
 		if again := f.Requests() > asks; again != c.again {
-			t.Errorf("%s: asked again: %v", name, again)
+			t.Errorf("%s: requested again: %v", name, again)
 		}
 	}
 }
@@ -373,10 +391,80 @@ func TestWaitingForAnAnswerIsBounded(t *testing.T) {
 	if f.State() == indexer.StateSuspect || f.counts["buffer_full"] != 1 || len(f.applied) != 5000 {
 		t.Errorf("%d batches of 5,000 were applied; %v", len(f.applied), f.counts)
 	}
+	if f.Requests() != 2 {
+		t.Errorf("the number of requests is %d, want 2: Tick is due, to plan the next one", f.Requests())
+	}
 	f.requestAll()
 	f.answer(e, 1<<20)
 	if f.State() != indexer.StateOK || len(f.applied) != 5001 {
 		t.Errorf("after a full answer %d batches of 5,001 are there", len(f.applied))
+	}
+}
+
+// The batches that wait for an answer have at most 64 MiB.
+func TestTheBytesThatWaitAreBounded(t *testing.T) {
+	f := newFollower(t, true)
+	e := &process{id: 1, published: 1}
+	f.connected(false)
+	for n := range 65 {
+		if n < 64 && f.counts["buffer_full"] > 0 {
+			t.Fatalf("%d MiB do not wait", n)
+		}
+		sequence, body := e.publish()
+		f.hear(sequence, append(body, make([]byte, 1<<20-len(body))...))
+	}
+	if f.counts["buffer_full"] != 1 || len(f.applied) != 65 {
+		t.Errorf("%d batches of 1 MiB were applied, want 65; %v", len(f.applied), f.counts)
+	}
+}
+
+// A rank that was restored without some of its blocks is read completely after the first answer.
+func TestARecheckFollowsTheFirstAnswer(t *testing.T) {
+	f := newFollower(t, true)
+	e := &process{id: 1, published: 3, keeps: 5}
+	f.Continue(2, xxh3.Hash(e.body(2)))
+	f.Miss(f.now, indexer.StateSuspect)
+	f.Recheck()
+	f.connected(false)
+	f.answer(e, 9)
+	if !f.Waits() {
+		t.Error("after the first answer nothing is requested")
+	}
+	f.answer(e, 9)
+	if f.String() != "1/0 1/1 1/2 " || f.Waits() {
+		t.Errorf("in the end %s", f)
+	}
+}
+
+// While a rank is read again its state stays as it was, as that of a worker with a local indexer. If the engine does
+// not answer, the rank is suspect, and is read again later.
+func TestARereadingThatFailsMakesTheRankSuspect(t *testing.T) {
+	f := newFollower(t, true)
+	e := &process{id: 1, published: 3, keeps: 5}
+	f.connected(false)
+	f.answer(e, 9)
+	f.Reread(f.now)
+	if f.State() != indexer.StateOK || !f.Waits() {
+		t.Errorf("before the answer the rank is %s, waits for it: %v", f.State(), f.Waits())
+	}
+	f.answer(e, 9)
+	if f.clears != 1 || f.String() != "1/0 1/1 1/2 " {
+		t.Errorf("after %d clears %s", f.clears, f)
+	}
+	f.Reread(f.now)
+	f.giveUp()
+	if f.String() != "1/0 1/1 1/2 suspect " || f.counts["given_up"] != 1 {
+		t.Errorf("without an answer %s; %v", f, f.counts)
+	}
+	for begin := f.now; !f.Waits(); {
+		_, _, wait := f.Tick(f.now)
+		if f.now = f.now.Add(wait); f.now.Sub(begin) > 2*time.Minute {
+			t.Fatal("it is not read again")
+		}
+	}
+	f.answer(e, 9)
+	if f.clears != 2 || f.String() != "1/0 1/1 1/2 " {
+		t.Errorf("in the end, after %d clears, %s", f.clears, f)
 	}
 }
 

@@ -43,7 +43,7 @@ var tokenLimits = map[string]int{
 	"engines/localindex": 971,
 	"engines/publish":    2560,
 	"envoy":              9837,
-	"events":             23940,
+	"events":             24122,
 	"events/durable":     9936,
 	"events/saved":       4554,
 	"extproc":            20957,
@@ -82,7 +82,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 524434
+	productLimit = 524536
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 148_800
 	// longLine is the number of characters above which a line is long; a tab counts as one.
