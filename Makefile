@@ -34,10 +34,10 @@ bench-index: tools ## measure the index against its targets (ROUNDS=5, ONLY=name
 DYNAMO = .cache/dynamo
 
 .PHONY: bench-front
-bench-front: build envoy ## compare Envoy with kvroute, Envoy alone, Envoy with a processor that does nothing, and Dynamo's frontend (15 minutes; ROUNDS=5, ONLY=name; DYNAMO= leaves Dynamo out; once downloads 0.2 GB from PyPI)
+bench-front: build envoy ## compare Envoy with kvroute, Envoy alone, Envoy with a processor that does nothing, and Dynamo's frontend (30 minutes; ROUNDS=9, ONLY=name; DYNAMO= leaves Dynamo out; once downloads 0.2 GB from PyPI)
 	@$(if $(DYNAMO),tools/dynamo.sh $(DYNAMO))
 	@go build -o .cache/bin/bench-envoy ./bench/envoy
-	@.cache/bin/bench-envoy --dynamo '$(DYNAMO)' --shared $(or $(KVROUTE_SHARED),../shared)/data --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --commit "$(COMMIT)"
+	@.cache/bin/bench-envoy --dynamo '$(DYNAMO)' --shared $(or $(KVROUTE_SHARED),../shared)/data --rounds $(or $(ROUNDS),9) --only '$(ONLY)' --commit "$(COMMIT)"
 
 .PHONY: bench-pd
 bench-pd: build envoy ## measure what a prefill leg adds to a request, and simulate a split model on public traces in TRACES (2 minutes; ROUNDS=15, ONLY=legs, rewrite, killed or replay)

@@ -63,7 +63,10 @@ func (r *Run) print(w io.Writer) (reached, targets int, err error) {
 			targets++
 			verdict = "no"
 		}
-		if f.Met {
+		switch {
+		case f.Unknown:
+			verdict = "unknown"
+		case f.Met:
 			reached++
 			verdict = "yes"
 		}
@@ -93,6 +96,8 @@ type Figure struct {
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
 	Met    bool    `json:"met"`
+	// Unknown means that the rounds differ too much to say whether the target is met. It counts as not met.
+	Unknown bool `json:"unknown,omitempty"`
 }
 
 // NewFigure returns the figure of a quantity of which each round gave one value.
@@ -129,8 +134,9 @@ func Rounds(n int, rows []Row, round func() []float64) (out []Figure) {
 
 // Target is a bound of a figure. The zero value is no target.
 type Target struct {
-	text string
-	met  func(median float64) bool
+	text   string
+	met    func(median float64) bool
+	spread float64 // the largest max ÷ min of the rounds; 0 for any
 }
 
 // AtMost is an upper bound.
@@ -149,7 +155,14 @@ func Above(v float64) Target { return bound(">", v, func(got float64) bool { ret
 func Exactly(v float64) Target { return bound("=", v, func(got float64) bool { return got == v }) }
 
 func bound(sign string, v float64, met func(float64) bool) Target {
-	return Target{fmt.Sprintf("%s %g", sign, v), met}
+	return Target{text: fmt.Sprintf("%s %g", sign, v), met: met}
+}
+
+// Within returns the target, which is unknown if the largest value of the rounds is more than spread times the
+// smallest one.
+func (t Target) Within(spread float64) Target {
+	t.spread = spread
+	return t
 }
 
 // IsSet reports whether there is a target.
@@ -157,7 +170,11 @@ func (t Target) IsSet() bool { return t.met != nil }
 
 // Figure returns a figure with this target; the middle of the range is compared with it.
 func (t Target) Figure(what, unit string, middle, low, high float64) Figure {
-	return Figure{What: what, Unit: unit, Target: t.text, Median: middle, Min: low, Max: high, Met: t.IsSet() && t.met(middle)}
+	unknown := t.spread > 0 && high > t.spread*low
+	return Figure{
+		What: what, Unit: unit, Target: t.text, Median: middle, Min: low, Max: high,
+		Met: t.IsSet() && t.met(middle) && !unknown, Unknown: unknown,
+	}
 }
 
 // Quantiles describe a set of measured values.

@@ -18,6 +18,7 @@ func TestReport(t *testing.T) {
 	good := bench.Figure{What: "lookup", Target: "≤ 5 µs", Unit: "µs", Median: 1.25, Min: 1, Max: 2, Met: true}
 	missed := bench.Figure{What: "memory", Target: "≤ 48 B", Unit: "B", Median: 50, Min: 50, Max: 51}
 	extra := bench.Figure{What: "for information", Median: 3}
+	apart := bench.AtMost(5).Within(1.3).Figure("noisy", "ms", 4, 3, 4)
 	for _, c := range []struct {
 		figures []bench.Figure
 		last    string
@@ -25,6 +26,8 @@ func TestReport(t *testing.T) {
 	}{
 		{[]bench.Figure{good, extra}, "1 of 1 targets met", true},
 		{[]bench.Figure{good, missed, extra}, "1 of 2 targets met", false},
+		{[]bench.Figure{good, apart}, "1 of 2 targets met", false},
+		{[]bench.Figure{good, bench.AtMost(5).Within(1.3).Figure("steady", "ms", 4, 3.5, 4.5)}, "2 of 2 targets met", true},
 		{[]bench.Figure{extra}, "0 of 0 targets met", true},
 	} {
 		dir := filepath.Join(t.TempDir(), "out")

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -71,7 +72,14 @@ func watchCost(ctx context.Context, o options, dir string) []bench.Figure {
 
 // memory returns the resident memory of a process in MB.
 func memory(pid int) float64 {
-	text := bench.Must(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))
-	_, after, _ := strings.Cut(string(text), "VmRSS:")
-	return float64(bench.Must(strconv.Atoi(strings.Fields(after)[0]))) / 1e3
+	return statusValue(bench.Must(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))), "VmRSS") / 1e3
+}
+
+// statusValue returns a number in a file /proc/PID/status, or 0.
+func statusValue(text []byte, name string) float64 {
+	_, after, _ := bytes.Cut(text, []byte("\n"+name+":"))
+	if f := bytes.Fields(after); len(f) > 0 {
+		return bench.Must(strconv.ParseFloat(string(f[0]), 64))
+	}
+	return 0
 }
