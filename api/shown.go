@@ -29,9 +29,10 @@ type Candidate struct {
 	VerdictText string `json:"verdict_text,omitempty"`
 }
 
-// Worker is the state of a worker with the judgement of its events, and LeftWorker a worker that is gone.
 type (
-	Worker     = attention.Worker
+	// Worker is the state of a worker with the judgement of its events.
+	Worker = attention.Worker
+	// LeftWorker is a worker that is gone.
 	LeftWorker = attention.LeftWorker
 )
 

@@ -293,7 +293,7 @@ func TestSourcesInKubernetes(t *testing.T) {
 // Names of any length, and any number of workers with faults, take bounded memory.
 func TestLogIsBounded(t *testing.T) {
 	log := attention.NewLog("")
-	long := strings.Repeat("‮<b>\x1b[31m", 400)
+	long := strings.Repeat("\u202e<b>\x1b[31m", 400)
 	for round := range 10 {
 		var s attention.State
 		for i := range 500 {

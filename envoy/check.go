@@ -158,9 +158,9 @@ func (f *extProc) observes() bool { return f.object["observability_mode"] == tru
 
 // extProcs returns the filters of a connection manager that ask kvroute: those whose names or clusters have "kvroute"
 // in them, or all filters of external processors if no name has it.
-func (m object) extProcs() (own []extProc) {
+func (o object) extProcs() (own []extProc) {
 	var all []extProc
-	for _, f := range m.objects("http_filters") {
+	for _, f := range o.objects("http_filters") {
 		conf := f.at("typed_config")
 		if inner := conf.at("extension_config", "typed_config"); inner != nil {
 			conf = inner
@@ -181,7 +181,7 @@ func (m object) extProcs() (own []extProc) {
 }
 
 // admissions are types of filters that may refuse a request.
-var admissions = regexp.MustCompile(`\.(cors|local_ratelimit|ratelimit|rate_limit_quota|jwt_authn|ext_authz|rbac|basic_auth|api_key_auth|oauth2)\.`) //nolint:gochecknoglobals // a pattern
+var admissions = regexp.MustCompile(`\.(cors|local_ratelimit|ratelimit|rate_limit_quota|jwt_authn|ext_authz|rbac|basic_auth|api_key_auth|oauth2)\.`)
 
 // behind returns the names of the filters behind another one that may refuse a request.
 func (o object) behind(first string) (names []string) {
@@ -291,8 +291,8 @@ func (f *extProc) maySet(header string) bool {
 }
 
 // strips reports whether a connection manager removes a header before it chooses a route.
-func (m object) strips(header string) bool {
-	for _, e := range m.objects("early_header_mutation_extensions") {
+func (o object) strips(header string) bool {
+	for _, e := range o.objects("early_header_mutation_extensions") {
 		for _, change := range e.at("typed_config").objects("mutations") {
 			match := change.at("remove_on_match", "key_matcher")
 			if strings.EqualFold(change.text("remove"), header) || match.text("exact") == header ||

@@ -18,8 +18,10 @@ type part struct {
 //
 //nolint:gochecknoglobals // a table
 var parts = []part{
-	{"bootstrap", "Top level of the bootstrap. If you have layered_runtime, add the entries of static_layer to yours.",
-		[]string{"cluster_manager", "layered_runtime"}},
+	{
+		"bootstrap", "Top level of the bootstrap. If you have layered_runtime, add the entries of static_layer to yours.",
+		[]string{"cluster_manager", "layered_runtime"},
+	},
 	{"http_connection_manager", "typed_config of the HttpConnectionManager in the listener of your clients.", []string{
 		"preserve_external_request_id", "normalize_path", "merge_slashes", "path_with_escaped_slashes_action",
 		"stream_idle_timeout", "common_http_protocol_options", "early_header_mutation_extensions",

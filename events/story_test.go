@@ -283,8 +283,8 @@ func (s *gapStory) shown() string {
 		for i++; i < len(blocks) && blocks[i] == fmt.Sprintf("%s%06d", letter, last+1); i++ {
 			last++
 		}
-		if line.WriteString(fmt.Sprintf(" %s%d", letter, n)); last > n {
-			line.WriteString(fmt.Sprintf("-%d", last))
+		if fmt.Fprintf(&line, " %s%d", letter, n); last > n {
+			fmt.Fprintf(&line, "-%d", last)
 		}
 	}
 	return strings.Join(append(s.said, line.String()), "\n") + "\n"

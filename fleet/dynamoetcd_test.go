@@ -123,7 +123,7 @@ func (e *etcd) Watch(ctx context.Context, key string, opts ...clientv3.OpOption)
 	if len(e.log) >= from {
 		w <- clientv3.WatchResponse{Events: e.log[from-1:]}
 	}
-	e.watches[w] = ctx
+	e.watches[w] = ctx //nolint:fatcontext // a map of contexts, none is made of another
 	return w
 }
 

@@ -22,9 +22,9 @@ func TestHoldoutShare(t *testing.T) {
 		},
 		"chat": func(q *router.Request, c, turn int) {
 			var text strings.Builder
-			text.WriteString(fmt.Sprintf(`[{"role": "system", "content": "same"}, {"role": "user", "content": "%d"}`, c))
+			fmt.Fprintf(&text, `[{"role": "system", "content": "same"}, {"role": "user", "content": "%d"}`, c)
 			for i := range turn {
-				text.WriteString(fmt.Sprintf(`, {"role": "assistant", "content": "a%d"}, {"role": "user", "content": "b%d"}`, i, i))
+				fmt.Fprintf(&text, `, {"role": "assistant", "content": "a%d"}, {"role": "user", "content": "b%d"}`, i, i)
 			}
 			q.Tokens, q.Prompt = []uint32{uint32(c), uint32(turn)}, chat.Request{Messages: []byte(text.String() + "]")}
 		},

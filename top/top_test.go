@@ -180,8 +180,13 @@ func TestModelsAndGroupsAreSelected(t *testing.T) {
 		"decisions":[{"id":"r-1","model":"a","worker":{"worker_id":1}},{"id":"r-2","model":"a","group":"far","worker":{"worker_id":2}},{"id":"r-3","model":"b","worker":{"worker_id":3}}]}`))
 	all := []string{"gpu-1 ", "group far ", "gpu-3 ", "r-1", "r-2", "r-3", "a  saves 10 %", "a on group far  saves 20 %", "a on group left?  saves 30 %", "b  saves 40 %", "a  mean TTFT", "b  mean TTFT"}
 	for _, c := range []struct{ title, shown string }{
-		{"3 workers by name", "0 1 2 3 4 5 6 7 8 9 10 11"}, {"2 workers of a by name", "0 1 3 4 6 7 8 10"}, {"1 worker of a without a group by name", "0 3 6 10"},
-		{"1 worker of a on group far by name", "1 4 7 10"}, {"0 workers of a on group left? by name", "8 10"}, {"1 worker of b by name", "2 5 9 11"}, {"3 workers by name", "0 1 2 3 4 5 6 7 8 9 10 11"},
+		{"3 workers by name", "0 1 2 3 4 5 6 7 8 9 10 11"},
+		{"2 workers of a by name", "0 1 3 4 6 7 8 10"},
+		{"1 worker of a without a group by name", "0 3 6 10"},
+		{"1 worker of a on group far by name", "1 4 7 10"},
+		{"0 workers of a on group left? by name", "8 10"},
+		{"1 worker of b by name", "2 5 9 11"},
+		{"3 workers by name", "0 1 2 3 4 5 6 7 8 9 10 11"},
 	} {
 		got := text(s)
 		var shown []string

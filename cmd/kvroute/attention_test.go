@@ -37,7 +37,7 @@ func TestAKilledWorkerHasOneItem(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("version: 1\nworkers:\n")
 	for _, e := range []*demo.Child{a, b, c} {
-		text.WriteString(fmt.Sprintf("- {name: %s, address: %q, models: [sim], block_size: 16, events: {transport: %s}}\n", e.Name, e.At.HTTP, map[bool]string{true: "zmq", false: "none"}[e == a]))
+		fmt.Fprintf(&text, "- {name: %s, address: %q, models: [sim], block_size: 16, events: {transport: %s}}\n", e.Name, e.At.HTTP, map[bool]string{true: "zmq", false: "none"}[e == a])
 	}
 	k := serveFile(t, writeFile(t, text.String()))
 	d := &demonstration{demo.Stack{Router: k}}

@@ -63,7 +63,7 @@ func (d *Reader) upload(ctx context.Context, o *opened, s *events.Snapshot) (hea
 type object struct {
 	jetstream.ObjectResult
 
-	ctx    context.Context
+	ctx    context.Context //nolint:containedctx // of the object's reading, which has no parameter for it
 	cancel context.CancelFunc
 	stall  time.Duration // how long a chunk may take to arrive
 }
@@ -93,7 +93,7 @@ func openObject(ctx context.Context, objects jetstream.ObjectStore, name string,
 	ctx, stop := context.WithTimeout(ctx, objectTime)
 	late := time.AfterFunc(call, stop)
 	defer late.Stop()
-	result, err := objects.Get(patient{ctx}, name)
+	result, err := objects.Get(patient{ctx}, name) //nolint:contextcheck // patient is made of ctx
 	if err != nil {
 		stop()
 		return nil, fmt.Errorf("events: get snapshot %s: %w", name, err)
@@ -104,7 +104,7 @@ func openObject(ctx context.Context, objects jetstream.ObjectStore, name string,
 // patient is the context of an object. The client's Read waits until its deadline, holds a lock meanwhile that Close
 // needs, and does not see that the context ends. With a deadline that is always near, Read soon returns if nothing has
 // come, and can be called again.
-type patient struct{ context.Context }
+type patient struct{ context.Context } //nolint:containedctx // it is a context itself
 
 // Deadline returns the time until which a Read waits that begins now.
 func (patient) Deadline() (time.Time, bool) { return time.Now().Add(objectWait), true }

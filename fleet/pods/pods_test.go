@@ -285,7 +285,7 @@ func TestLabelsAndAnnotationsAreFieldsOfTheWorker(t *testing.T) {
 	var got strings.Builder
 	for _, name := range []string{"a:8000", "a:8002", "b:8001"} {
 		r := c.record(name)
-		got.WriteString(fmt.Sprintln(name, r.Models, r.Role, r.BlockSize, r.Taints, r.Events.Transport, r.Events.Endpoint))
+		fmt.Fprintln(&got, name, r.Models, r.Role, r.BlockSize, r.Taints, r.Events.Transport, r.Events.Endpoint)
 	}
 	if want := `a:8000 [org/Model-1] both 32 [gpu group=red] zmq tcp://*:5557
 a:8002 [org/Model-1] both 32 [gpu group=red] zmq tcp://*:5559

@@ -21,9 +21,9 @@ func TestTimersEndTogether(t *testing.T) {
 		if !now.Equal(now.Truncate(period)) {
 			t.Errorf("begun %v after a moment, the timer ends at %v", after, now)
 		}
-		for _, error := range []time.Duration{-time.Millisecond, 0, 30 * time.Millisecond} {
-			if wait := waitAt(now.Add(error), period); wait != period-error {
-				t.Errorf("a timer that ended %v late waits %v, want until the next moment", error, wait)
+		for _, late := range []time.Duration{-time.Millisecond, 0, 30 * time.Millisecond} {
+			if wait := waitAt(now.Add(late), period); wait != period-late {
+				t.Errorf("a timer that ended %v late waits %v, want until the next moment", late, wait)
 			}
 		}
 	}

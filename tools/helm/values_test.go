@@ -186,8 +186,10 @@ func TestObservability(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for monitor, want := range map[string]string{"prod-kvroute": "prod-kvroute",
-		"prod-kvroute-envoy": "prod-kvroute-envoy-status"} {
+	for monitor, want := range map[string]string{
+		"prod-kvroute":       "prod-kvroute",
+		"prod-kvroute-envoy": "prod-kvroute-envoy-status",
+	} {
 		spec := of[*monitoring.ServiceMonitor](t, objects, monitor).Spec
 		var scraped []string
 		for _, o := range objects {
@@ -232,8 +234,10 @@ func TestChecksumOfSettings(t *testing.T) {
 		}
 		return of[*apps.Deployment](t, objects, "kvroute").Spec.Template.Annotations["checksum/settings"]
 	}
-	for text, same := range map[string]bool{workers: true, "config: {log-level: debug, busy-threshold: 0.9}": true,
-		"config: {router-mode: random}": false, `nats: {url: "nats://n:4222"}`: false} {
+	for text, same := range map[string]bool{
+		workers: true, "config: {log-level: debug, busy-threshold: 0.9}": true,
+		"config: {router-mode: random}": false, `nats: {url: "nats://n:4222"}`: false,
+	} {
 		if (sum(text) == sum("{}")) != same {
 			t.Errorf("%s: the checksum stays the same: %v, want %v", text, !same, same)
 		}
@@ -270,8 +274,10 @@ func TestTokenizersAreDownloaded(t *testing.T) {
 	}))
 	defer server.Close()
 	for _, c := range []struct{ models, token, want, file string }{
-		{"[{name: Qwen/Qwen3-8B}, {name: g, repository: gated/m, revision: v1}]", token, "gated/m: config.json",
-			"gated/m/config.json"},
+		{
+			"[{name: Qwen/Qwen3-8B}, {name: g, repository: gated/m, revision: v1}]", token, "gated/m: config.json",
+			"gated/m/config.json",
+		},
 		{"[{name: g, repository: gated/m, revision: v1}]", "", "tokenizers.tokenSecret", ""},
 		{"[{name: Qwen/other}]", "", "Qwen/other: the revision main has none of the files", ""},
 	} {
@@ -352,8 +358,10 @@ func TestRoles(t *testing.T) {
 			t.Errorf("%s: a token is mounted: %v", text, *pod.AutomountServiceAccountToken)
 		}
 	}
-	for text, want := range map[string]string{"kubernetes: {sources: [{selector: app=vllm}]}": "ports",
-		"kubernetes: {sources: [{service: a, inference-pool: b}]}": "oneOf", "config: {kubernetes: {}}": "config"} {
+	for text, want := range map[string]string{
+		"kubernetes: {sources: [{selector: app=vllm}]}":            "ports",
+		"kubernetes: {sources: [{service: a, inference-pool: b}]}": "oneOf", "config: {kubernetes: {}}": "config",
+	} {
 		if _, _, err := render(t, text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}

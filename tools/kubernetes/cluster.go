@@ -78,8 +78,10 @@ users: [{name: u, user: {token: %s}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
 `, podPrefix, apiPort, certs, token)
-	for file, text := range map[string]string{keyFile: string(text), tokens: token + ",admin,admin,system:masters\n",
-		c.kubeconfig: config} {
+	for file, text := range map[string]string{
+		keyFile: string(text), tokens: token + ",admin,admin,system:masters\n",
+		c.kubeconfig: config,
+	} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			return nil, err
 		}
@@ -100,8 +102,10 @@ current-context: x
 		"--token-auth-file", tokens, "--authorization-mode", "RBAC", "--endpoint-reconciler-type", "none"); err != nil {
 		return nil, err
 	}
-	c.config = &rest.Config{Host: "https://127.0.0.1:" + apiPort, BearerToken: token,
-		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 500, Burst: 500}
+	c.config = &rest.Config{
+		Host: "https://127.0.0.1:" + apiPort, BearerToken: token,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: 500, Burst: 500,
+	}
 	if c.client, err = kubernetes.NewForConfig(c.config); err != nil {
 		return nil, err
 	}
@@ -132,8 +136,10 @@ current-context: x
 			"disruption-controller,garbage-collector-controller,namespace-controller,horizontal-pod-autoscaler-controller"); err != nil {
 		return nil, err
 	}
-	node := &core.Node{ObjectMeta: meta.ObjectMeta{Name: nodeName,
-		Labels: map[string]string{"kubernetes.io/hostname": nodeName}}}
+	node := &core.Node{ObjectMeta: meta.ObjectMeta{
+		Name:   nodeName,
+		Labels: map[string]string{"kubernetes.io/hostname": nodeName},
+	}}
 	if _, err := c.client.CoreV1().Nodes().Create(ctx, node, meta.CreateOptions{}); err != nil {
 		return nil, err
 	}

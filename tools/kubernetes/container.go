@@ -28,8 +28,10 @@ import (
 func (p *pod) token(ctx context.Context, want *core.ServiceAccountTokenProjection) (string, error) {
 	request := &authentication.TokenRequest{Spec: authentication.TokenRequestSpec{
 		ExpirationSeconds: want.ExpirationSeconds,
-		BoundObjectRef: &authentication.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: p.object.Name,
-			UID: p.object.UID},
+		BoundObjectRef: &authentication.BoundObjectReference{
+			Kind: "Pod", APIVersion: "v1", Name: p.object.Name,
+			UID: p.object.UID,
+		},
 	}}
 	if want.Audience != "" {
 		request.Spec.Audiences = []string{want.Audience}
@@ -70,10 +72,16 @@ func (p *pod) setStatus(ctx context.Context, ready bool) error {
 	current.Status = core.PodStatus{
 		Phase: core.PodRunning, PodIP: p.ip, PodIPs: []core.PodIP{{IP: p.ip}}, StartTime: &now,
 		Conditions: []core.PodCondition{
-			{Type: core.PodScheduled, Status: core.ConditionTrue, LastTransitionTime: now}, {Type: core.PodInitialized,
-				Status: core.ConditionTrue, LastTransitionTime: now},
-			{Type: core.ContainersReady, Status: state, LastTransitionTime: now}, {Type: core.PodReady, Status: state,
-				LastTransitionTime: now},
+			{Type: core.PodScheduled, Status: core.ConditionTrue, LastTransitionTime: now},
+			{
+				Type:   core.PodInitialized,
+				Status: core.ConditionTrue, LastTransitionTime: now,
+			},
+			{Type: core.ContainersReady, Status: state, LastTransitionTime: now},
+			{
+				Type: core.PodReady, Status: state,
+				LastTransitionTime: now,
+			},
 		},
 	}
 	_, err := p.k.client.CoreV1().Pods(p.object.Namespace).UpdateStatus(ctx, current, meta.UpdateOptions{})
@@ -82,9 +90,11 @@ func (p *pod) setStatus(ctx context.Context, ready bool) error {
 
 // environment returns the variables of a container.
 func (p *pod) environment(ctx context.Context, c *core.Container) []string {
-	all := []string{"PATH=/opt/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+	all := []string{
+		"PATH=/opt/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOSTNAME=" + p.object.Name,
-		"KUBERNETES_SERVICE_HOST=" + podPrefix + ".0.1", "KUBERNETES_SERVICE_PORT=" + apiPort}
+		"KUBERNETES_SERVICE_HOST=" + podPrefix + ".0.1", "KUBERNETES_SERVICE_PORT=" + apiPort,
+	}
 	for _, e := range c.Env {
 		value := e.Value
 		if from := e.ValueFrom; from != nil && from.FieldRef != nil {
@@ -139,9 +149,11 @@ func (p *pod) command(ctx context.Context, c *core.Container) *exec.Cmd {
 		}
 		return s
 	}
-	args := []string{"--net=/run/netns/p" + fmt.Sprint(p.number), "unshare", "-m", "--propagation", "private", "sh",
+	args := []string{
+		"--net=/run/netns/p" + fmt.Sprint(p.number), "unshare", "-m", "--propagation", "private", "sh",
 		"-euc", rootScript, "pod",
-		filepath.Join(p.dir, c.Name), p.k.env.kvroute, p.k.env.envoy, p.k.env.bin, filepath.Join(p.dir, "resolv.conf")}
+		filepath.Join(p.dir, c.Name), p.k.env.kvroute, p.k.env.envoy, p.k.env.bin, filepath.Join(p.dir, "resolv.conf"),
+	}
 	mounts := slices.Clone(c.VolumeMounts)
 	slices.SortFunc(mounts, func(a, b core.VolumeMount) int { return len(a.MountPath) - len(b.MountPath) })
 	for _, m := range mounts {
@@ -245,8 +257,10 @@ func (c *container) probe(ctx context.Context) bool {
 }
 
 //nolint:gochecknoglobals // probes do not check certificates
-var probes = &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-	TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+var probes = &http.Client{Transport: &http.Transport{
+	DisableKeepAlives: true,
+	TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
+}}
 
 // ask runs a probe or a hook.
 func (c *container) ask(ctx context.Context, h core.ProbeHandler, limit time.Duration) error {

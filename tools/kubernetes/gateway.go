@@ -79,8 +79,10 @@ spec:
 // gets the Service of the workers as its pool, endpoint-override its Backends with names. The chart has the policy that
 // asks kvroute.
 func (e *env) clusterManifests(variant string) (string, error) {
-	change := []string{"namespace: default", "namespace: " + namespace, "default/llm/http", namespace + "/llm/http",
-		"/default/kvroute/", "/" + namespace + "/kvroute/", ".default.svc", "." + namespace + ".svc"}
+	change := []string{
+		"namespace: default", "namespace: " + namespace, "default/llm/http", namespace + "/llm/http",
+		"/default/kvroute/", "/" + namespace + "/kvroute/", ".default.svc", "." + namespace + ".svc",
+	}
 	files := []string{"base.yaml", variant + ".yaml"}
 	if variant == override {
 		files = append(files, variant+"-pods.yaml")

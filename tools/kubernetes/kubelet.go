@@ -45,8 +45,10 @@ func (k *kubelet) run(ctx context.Context) {
 		for i := range list.Items {
 			object := &list.Items[i]
 			if object.Spec.NodeName == "" && object.DeletionTimestamp == nil {
-				bind := &core.Binding{ObjectMeta: meta.ObjectMeta{Name: object.Name, Namespace: object.Namespace},
-					Target: core.ObjectReference{Kind: "Node", Name: nodeName}}
+				bind := &core.Binding{
+					ObjectMeta: meta.ObjectMeta{Name: object.Name, Namespace: object.Namespace},
+					Target:     core.ObjectReference{Kind: "Node", Name: nodeName},
+				}
 				_ = k.client.CoreV1().Pods(object.Namespace).Bind(ctx, bind, meta.CreateOptions{}) // again at the next step
 				continue
 			}

@@ -147,8 +147,10 @@ func (v *view) serveDNS(ctx context.Context) {
 			continue
 		}
 		q := m.Questions[0]
-		answer := dnsmessage.Message{Header: dnsmessage.Header{ID: m.ID, Response: true, Authoritative: true,
-			RecursionDesired: true, RecursionAvailable: true}, Questions: m.Questions}
+		answer := dnsmessage.Message{Header: dnsmessage.Header{
+			ID: m.ID, Response: true, Authoritative: true,
+			RecursionDesired: true, RecursionAvailable: true,
+		}, Questions: m.Questions}
 		addresses, found := v.lookup(q.Name.String())
 		if !found {
 			answer.RCode = dnsmessage.RCodeNameError

@@ -77,8 +77,10 @@ func (e *env) install(ctx context.Context, text string, args ...string) error {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return err
 	}
-	args = append([]string{"upgrade", release, filepath.Join(e.tree, "deploy/helm/kvroute"), "--install", "--namespace",
-		namespace, "--values", file}, args...)
+	args = append([]string{
+		"upgrade", release, filepath.Join(e.tree, "deploy/helm/kvroute"), "--install", "--namespace",
+		namespace, "--values", file,
+	}, args...)
 	if _, err := e.helm(ctx, args...); err != nil {
 		return err
 	}
@@ -105,12 +107,18 @@ func (e *env) uninstall(ctx context.Context) error {
 	selector := meta.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release}
 	return await(ctx, func() string {
 		for _, r := range []schema.GroupVersionResource{
-			{Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "services"}, {Version: "v1", Resource: "configmaps"},
+			{Version: "v1", Resource: "pods"},
+			{Version: "v1", Resource: "services"},
+			{Version: "v1", Resource: "configmaps"},
 			{Version: "v1", Resource: "secrets"},
-			{Version: "v1", Resource: "serviceaccounts"}, {Group: "apps", Version: "v1", Resource: "deployments"},
+			{Version: "v1", Resource: "serviceaccounts"},
+			{Group: "apps", Version: "v1", Resource: "deployments"},
 			{Group: "policy", Version: "v1", Resource: "poddisruptionbudgets"},
-			{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"}, {Group: "rbac.authorization.k8s.io",
-				Version: "v1", Resource: "roles"},
+			{Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"},
+			{
+				Group:   "rbac.authorization.k8s.io",
+				Version: "v1", Resource: "roles",
+			},
 		} {
 			list, err := e.objects.Resource(r).Namespace(namespace).List(ctx, selector)
 			if err != nil {
@@ -259,9 +267,11 @@ func (e *env) address(ctx context.Context, namespace, name string) (string, erro
 // bootstrap writes the output of kvroute config envoy to a file.
 func (e *env) bootstrap(ctx context.Context, flags ...string) (string, error) {
 	file := filepath.Join(e.dir, "envoy.yaml")
-	out, err := exec.CommandContext(ctx, e.kvroute, append([]string{"config", "envoy", "--listen", "0.0.0.0:8080",
+	out, err := exec.CommandContext(ctx, e.kvroute, append([]string{
+		"config", "envoy", "--listen", "0.0.0.0:8080",
 		"--status", "0.0.0.0:9904",
-		"--extproc", "kvroute.llm.svc.cluster.local:9002", "--pool", "vllm.llm.svc.cluster.local:8000"},
+		"--extproc", "kvroute.llm.svc.cluster.local:9002", "--pool", "vllm.llm.svc.cluster.local:8000",
+	},
 		flags...)...).Output()
 	if err != nil {
 		return "", err

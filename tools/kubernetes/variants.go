@@ -24,12 +24,14 @@ type variant struct {
 //nolint:gochecknoglobals // a table
 var variants = []variant{
 	{"default", "install, wait until ready, uninstall", func(e *env, ctx context.Context,
-		_ *tally) error {
+		_ *tally,
+	) error {
 		return e.cycle(ctx, values)
 	}},
 	{"api-tls", "the API with a certificate: probes over HTTPS", (*env).apiTLS},
 	{"inference-pool", "an InferencePool with kvroute as its endpoint picker", func(e *env, ctx context.Context,
-		_ *tally) error {
+		_ *tally,
+	) error {
 		return e.cycle(ctx, values+"inferencePool: {enabled: true, selector: {app: vllm}}\n")
 	}},
 	{"discovery", "kvroute finds the pods by the API, with the chart's Role: scaling, a rollout of workers", (*env).discovery},
@@ -82,8 +84,10 @@ func (e *env) apiTLS(ctx context.Context, _ *tally) error {
 			return err
 		}
 	}
-	secret := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: "api"}, Data: map[string][]byte{"tls.crt": text[0],
-		"tls.key": text[1]}}
+	secret := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: "api"}, Data: map[string][]byte{
+		"tls.crt": text[0],
+		"tls.key": text[1],
+	}}
 	if _, err := e.client.CoreV1().Secrets(namespace).Create(ctx, secret, meta.CreateOptions{}); err != nil {
 		return err
 	}
