@@ -319,7 +319,8 @@ func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 		slot := r.blocks(from).find(hash)
 		if slot < 0 {
 			out.drop(DropBlock, 1)
-			out.removed(ev.From, hash)
+			e.gone = e.unpublish(append(e.gone[:0], hash), r, from, hash)
+			out.removed(ev.From, e.gone...)
 			continue
 		}
 		k := r.blocks(from).at(slot)
@@ -362,8 +363,9 @@ func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 				out.removed(t, e.gone...)
 			}
 		}
-		if !found {
-			out.removed(ev.Tier, hash) // the index may still have the block
+		if !found { // the index may still have the block
+			e.gone = e.unpublish(append(e.gone[:0], hash), r, place{ev.Tier, ev.Group}, hash)
+			out.removed(ev.Tier, e.gone...)
 		}
 	}
 }

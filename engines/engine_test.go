@@ -541,6 +541,15 @@ func checkPublished(t *testing.T, e *engines.Engine, index map[uint32]map[indexe
 			}
 		}
 	}
+	for rank, tiers := range blocks {
+		for tier, ids := range tiers {
+			for id := range ids {
+				if !index[rank][tier][id] {
+					t.Fatalf("rank %d, tier %d: block %d would come back after a restart", rank, tier, id)
+				}
+			}
+		}
+	}
 }
 
 // For any sequence of events, even a contradictory one: after an engine has removed all copies of

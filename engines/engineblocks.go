@@ -226,6 +226,42 @@ func splitID(hash uint64, j int) uint64 {
 		indexer.Seed("", ""))[0]
 }
 
+// appendIDs appends the index's ids of a published block, each once.
+func appendIDs(ids []uint64, hash uint64, k *cachedBlock) []uint64 {
+	if k.Resized == nil && len(ids) == 0 {
+		return append(ids, hash)
+	}
+	for _, b := range appendBlocks(nil, hash, k) {
+		if !slices.Contains(ids, b.External) {
+			ids = append(ids, b.External)
+		}
+	}
+	return ids
+}
+
+// unpublish notes that the index loses a block because a group lost it: a prefix needs the block in all groups of full
+// attention. It appends the ids under which the index may have the block for the other groups of the tier. The block
+// is published again when one of the groups stores it.
+func (e *Engine) unpublish(gone []uint64, r *engineRank, at place, hash uint64) []uint64 {
+	for _, p := range r.Places {
+		if p.At.Tier != at.Tier || p.At.Group == at.Group {
+			continue
+		}
+		if k, _ := p.Blocks.get(hash); k.Published {
+			gone = appendIDs(gone, hash, &k)
+			e.hide(r, p, hash, &k)
+		}
+	}
+	return gone
+}
+
+// hide notes that a block is not published any more.
+func (e *Engine) hide(r *engineRank, p *placeBlocks, hash uint64, k *cachedBlock) {
+	e.blocks += 1 - k.weight()
+	r.register(p.At, hash, k, false)
+	p.Blocks.set(hash, &cachedBlock{blockState: blockState{Count: k.Count}})
+}
+
 // take removes one copy of the block in a slot, or all copies, and appends the index's ids of the
 // blocks that are gone to gone.
 func (e *Engine) take(gone []uint64, r *engineRank, at place, slot int, all bool) []uint64 {
@@ -235,14 +271,10 @@ func (e *Engine) take(gone []uint64, r *engineRank, at place, slot int, all bool
 		return gone
 	}
 	hash, k := blocks.Slots[slot].ID, blocks.at(slot)
-	switch {
-	case k.Published && k.Resized == nil:
-		gone = append(gone, hash)
-	case k.Published:
-		for _, b := range appendBlocks(nil, hash, &k) {
-			gone = append(gone, b.External)
-		}
+	if k.Published {
+		gone = appendIDs(gone, hash, &k)
 	}
+	gone = e.unpublish(gone, r, at, hash)
 	e.blocks -= k.weight()
 	if blocks.delete(slot); blocks.n == 0 {
 		r.Places = slices.DeleteFunc(r.Places, func(p *placeBlocks) bool { return p.At == at })
@@ -258,6 +290,7 @@ func (e *Engine) take(gone []uint64, r *engineRank, at place, slot int, all bool
 			r.register(at, id, &last, false)
 			last.Published, last.Resized = false, nil
 			blocks.set(id, &last)
+			gone = e.unpublish(gone, r, at, id)
 		}
 	}
 	return gone

@@ -384,6 +384,7 @@ func TestHybridRanksComeBack(t *testing.T) {
 		return engines.EngineEvent{Kind: engines.EngineRemoved, Group: group, Hashes: hashes}
 	}
 	full := stored(0, 4, "full_attention", 14, 18, 112, 116)
+	second := stored(1, 4, "full_attention", 14, 18, 112, 116)
 	large := stored(0, 8, "full_attention", 18, 116)
 	for name, c := range map[string]struct {
 		before, after []engines.EngineEvent
@@ -396,6 +397,9 @@ func TestHybridRanksComeBack(t *testing.T) {
 		"the last copy":      {[]engines.EngineEvent{full, stored(1, 4, "mamba", 116), stored(1, 4, "mamba", 116)}, []engines.EngineEvent{removed(1, 116), removed(1, 116)}, 4, 0},
 		"larger full blocks": {[]engines.EngineEvent{large, stored(1, 4, "sliding_window", 14, 18, 112, 116)}, []engines.EngineEvent{removed(1, 112)}, 4, 2},
 		"larger states":      {[]engines.EngineEvent{full, stored(1, 8, "mamba", 18)}, []engines.EngineEvent{removed(1, 18)}, 2, 0},
+		"two full groups":    {[]engines.EngineEvent{full, second, removed(1, 116)}, []engines.EngineEvent{second}, 3, 4},
+		"the other of two":   {[]engines.EngineEvent{full, second, removed(0, 116)}, []engines.EngineEvent{full}, 3, 4},
+		"stored again":       {[]engines.EngineEvent{full, second, removed(1, 116), second}, []engines.EngineEvent{removed(0, 116)}, 4, 3},
 		"an unknown kind":    {[]engines.EngineEvent{full, stored(1, 4, "another", 116)}, []engines.EngineEvent{stored(2, 4, "mamba", 116)}, 0, 0},
 	} {
 		e, x := engines.NewEngine(engines.EngineOptions{BlockSize: 4}), indexer.New(indexer.Config{})

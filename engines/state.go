@@ -375,9 +375,7 @@ func (e *Engine) storedEvents(rank uint32) (evs []events.RouterEvent, orphans in
 			}
 			for hash, k := range blocks.all() {
 				if k.Published && !built[t][hash] {
-					e.blocks += 1 - k.weight()
-					r.register(p.At, hash, &k, false)
-					blocks.set(hash, &cachedBlock{blockState: blockState{Count: k.Count}})
+					e.hide(r, p, hash, &k)
 				}
 			}
 		}
