@@ -273,7 +273,7 @@ func (*Pulls) Help(setting string) string {
 	case "kv-pull-min-tokens":
 		return "least <tokens> to copy"
 	case "kv-pull-limit":
-		return "largest <number> of requests before their first token that name one source"
+		return "largest <number> of requests before their first token that name one source, for each kvroute replica"
 	}
 	return ""
 }

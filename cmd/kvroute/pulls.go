@@ -29,7 +29,7 @@ type Pulls struct {
 	// least <tokens> to copy
 	KVPullMinTokens int `yaml:"kv-pull-min-tokens" default:"2048" want:"more than 0"`
 
-	// largest <number> of requests before their first token that name one source
+	// largest <number> of requests before their first token that name one source, for each kvroute replica
 	KVPullLimit int `yaml:"kv-pull-limit" default:"4" want:"more than 0"`
 }
 
