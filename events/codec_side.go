@@ -29,7 +29,11 @@ func writeSide(w *msgpack.Writer, ev *indexer.Event) {
 	w.Text("kind", sideKinds[min(int(ev.Kind-indexer.Shaped), len(sideKinds)-1)])
 	w.Uint("group", uint64(max(ev.Group, 0)))
 	w.Optional("parent_hash", ev.HasParent, ev.Parent)
-	w.Uints("block_hashes", ev.Externals)
+	if ev.Pairs {
+		w.Uints("block_pairs", ev.Externals)
+	} else {
+		w.Uints("block_hashes", ev.Externals)
+	}
 	if s := ev.Shape; s != nil {
 		w.Uint("block_size", uint64(max(s.Block, 0)))
 		w.Uint("full_block_size", uint64(max(s.Full, 0)))
@@ -49,14 +53,16 @@ func decodeSide(data []byte, ev *indexer.Event) (rest []byte, err error) {
 	var kind string
 	var shape indexer.Shape
 	shaped := false
+	blocks := func(data []byte) (rest []byte, err error) {
+		ev.Externals, rest, err = msgpack.AppendList(ev.Externals[:0], data, 1, msgpack.UintRest)
+		return rest, err
+	}
 	rest, err = msgpack.ReadFields(data, []msgpack.Field{
 		{Key: "kind", Value: &kind, Required: true},
 		{Key: "group", Value: &ev.Group},
 		{Key: "parent_hash", Value: &ev.Parent, Found: &ev.HasParent},
-		{Key: "block_hashes", Value: func(data []byte) (rest []byte, err error) {
-			ev.Externals, rest, err = msgpack.AppendList(ev.Externals[:0], data, 1, msgpack.UintRest)
-			return rest, err
-		}},
+		{Key: "block_hashes", Value: blocks},
+		{Key: "block_pairs", Value: blocks, Found: &ev.Pairs},
 		{Key: "block_size", Value: &shape.Block, Found: &shaped},
 		{Key: "full_block_size", Value: &shape.Full},
 		{Key: "groups", Value: func(data []byte) (rest []byte, err error) {

@@ -361,7 +361,7 @@ func TestHybridRanksAreSaved(t *testing.T) {
 	} {
 		p.Publish(0, ev)
 	}
-	eventually(t, func() bool { return b.index.SideBlocks(1) == 4 })
+	eventually(t, func() bool { return b.index.SideBlocks(1) == 6 })
 	var file bytes.Buffer
 	if err := b.sub.Save(t.Context(), b.holdings(2), writer(&file, b.scope)); err != nil {
 		t.Fatal(err)

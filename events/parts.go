@@ -21,7 +21,7 @@ func Parts(ev indexer.Event, do func(indexer.Event)) {
 		first := ev
 		first.Externals = ev.Externals[:maxEventBlocks:maxEventBlocks]
 		do(first)
-		if ev.Kind == indexer.SideStored {
+		if ev.Kind == indexer.SideStored && !ev.Pairs {
 			ev.Parent, ev.HasParent = first.Externals[maxEventBlocks-1], true
 		}
 		ev.Externals = ev.Externals[maxEventBlocks:]

@@ -142,25 +142,27 @@ func (r *runs) usable(i, l int) int {
 // follow the block that ends at the boundary before.
 func (r *runs) has(g *rule, p, n int, joins bool) bool {
 	external, ok := r.external(p - 1)
-	if !ok || r.s.held[external]&g.mask != g.mask {
+	switch {
+	case !ok:
 		return false
+	case g.per == 1:
+		return r.s.held[external]&g.mask == g.mask
 	}
-	if g.per == 1 {
-		return true
-	}
+	known := r.s.before[g.position]
 	first := external
-	for ; n > 1; n-- {
-		external, ok = r.s.before[sideBlock{g.position, external}]
-		if !ok || r.s.held[external]&g.mask == 0 || external == first || r.isBoundary(external, p) {
+	before, ok := known[external]
+	for ; ok && n > 1; n-- {
+		if before == external || before == first || r.isBoundary(before, p) {
 			return false
 		}
+		external = before
+		before, ok = known[external]
 	}
-	if !joins {
-		return true
+	if !ok || !joins {
+		return ok
 	}
-	external, ok = r.s.before[sideBlock{g.position, external}]
-	end, known := r.external(p - r.s.step - 1)
-	return ok && known && external == end
+	end, ok := r.external(p - r.s.step - 1)
+	return ok && before == end && before != external
 }
 
 // isBoundary reports whether a block ends at one of the two boundaries before p.

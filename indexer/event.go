@@ -49,6 +49,10 @@ type Event struct {
 	Parent    uint64
 	HasParent bool
 
+	// Pairs means that Externals of a SideStored event has pairs: a block of the group after the block before it, or
+	// after itself if that is unknown. Pairs come in any order.
+	Pairs bool
+
 	// Blocks are the blocks of a Stored event. The parent of each further one is the
 	// previous one.
 	Blocks []Block

@@ -22,6 +22,9 @@ func (c *children[N]) each() iter.Seq2[uint64, *N] {
 	}
 }
 
+// SetSideLimit replaces the limit of a worker's entries for side blocks.
+func (x *Index) SetSideLimit(n int) { x.sideLimit = n }
+
 // Nodes counts the nodes of the tree, without the root.
 func (x *Index) Nodes() int {
 	x.mu.Lock()

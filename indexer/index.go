@@ -49,7 +49,8 @@ type Config struct {
 	// cache on one tier. At the limit the index removes the ends of the chains that were
 	// matched or stored least recently. bench/README.md has the memory for each pair.
 	// Default 1<<24: 500 MB if no blocks are shared, less if many are, up to 4 GB if
-	// sequences have, or are left with, a single block. See also [Index.SetLimit].
+	// sequences have, or are left with, a single block. See also [Index.SetLimit]. Blocks of side groups are counted
+	// apart, at 32 bytes each: at most MaxBlocks, and 2,097,152 of one worker. Further ones are refused.
 	MaxBlocks int
 
 	// DumpWords limits the memory for changes during a running dump, in words of 8 bytes;
@@ -98,6 +99,9 @@ type Index struct {
 	lower   atomic.Int64 // pairs that are not on the device
 	sides   []*sides     // by worker; nil for all but hybrid ones
 	shaped  atomic.Bool  // sides has had an entry
+
+	sideEntries int // see sides
+	sideLimit   int
 
 	dumping sync.Mutex // held during a dump, before mu
 
@@ -203,7 +207,7 @@ func New(c Config) *Index {
 	if c.DumpWords <= 0 {
 		c.DumpWords = 1 << 23
 	}
-	return &Index{maxBlocks: c.MaxBlocks, dumpWords: c.DumpWords}
+	return &Index{maxBlocks: c.MaxBlocks, dumpWords: c.DumpWords, sideLimit: maxSideBlocks}
 }
 
 // Apply applies one event of a worker and returns its outcome. The event's slices are not

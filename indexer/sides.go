@@ -3,6 +3,8 @@
 package indexer
 
 import (
+	"iter"
+	"maps"
 	"math"
 	"slices"
 )
@@ -39,7 +41,8 @@ type Shape struct {
 const (
 	// maxSides limits the side groups of a worker.
 	maxSides = 16
-	// maxSideBlocks limits the side blocks of a worker.
+	// maxSideBlocks limits the entries for the side blocks of a worker, of all its groups together: 64 MB. An engine has
+	// no more blocks than fit its memory, and its side groups keep few of them.
 	maxSideBlocks = 1 << 21
 	// maxStep limits the tokens between two boundaries.
 	maxStep = 1 << 24
@@ -81,17 +84,20 @@ func lcm(a, b int) int {
 //
 // # Invariants
 //
-//   - held has a bit for each group of the shape that has at least one copy of a block; it has no entry without a bit.
+//   - held has a bit for each group with blocks of a step or more that has at least one copy of a block; it has no entry
+//     without a bit.
+//   - before has a map for each group whose blocks are shorter than a step: for each block that the group has, a block
+//     before it, or the block itself if that is unknown. If the group keeps the block directly before it when it stores
+//     the block, it is that one.
 //   - more has the further copies, at least one for each entry.
-//   - before has a block before each block that held has, in groups whose blocks are shorter than a step. If the group
-//     keeps the block directly before it when it stores the block, it is that one.
+//   - The entries of these maps are at most Index.sideLimit, and those of all workers, sideEntries, at most maxBlocks.
 type sides struct {
 	shape  Shape
 	step   int // see Shape.step
 	rules  []rule
 	held   map[uint64]uint16
+	before []map[uint64]uint64 // by the position of the group in the shape
 	more   map[sideBlock]uint32
-	before map[sideBlock]uint64
 }
 
 // rule is what groups of one kind need, which keep or lose their blocks at the same places.
@@ -130,9 +136,25 @@ func (s *sides) find(group int) int {
 	return slices.IndexFunc(s.shape.Sides, func(g SideGroup) bool { return g.Group == group })
 }
 
-// short reports whether the blocks of a group are shorter than a step, so that their predecessors count.
-func (s *sides) short(group int) bool {
-	return s.shape.Sides[group].Block < s.step*s.shape.Block
+// has reports whether a group has a block.
+func (s *sides) has(group int, external uint64) bool {
+	if before := s.before[group]; before != nil {
+		_, has := before[external]
+		return has
+	}
+	return s.held[external]>>group&1 == 1
+}
+
+// entries returns the number of entries for blocks.
+func (s *sides) entries() int {
+	if s == nil {
+		return 0
+	}
+	n := len(s.held) + len(s.more)
+	for _, before := range s.before {
+		n += len(before)
+	}
+	return n
 }
 
 // shape changes the shape of a worker. Groups that stay as they were keep their blocks.
@@ -144,16 +166,21 @@ func (x *Index) shape(worker int, to *Shape) {
 	if old := x.sidesOf(worker); old != nil && old.shape.equal(to) {
 		return
 	}
-	s := &sides{
-		shape: *to, step: to.step(),
-		held: make(map[uint64]uint16), more: make(map[sideBlock]uint32), before: make(map[sideBlock]uint64),
-	}
+	s := &sides{shape: *to, step: to.step(), held: make(map[uint64]uint16), more: make(map[sideBlock]uint32)}
 	if s.shape.Sides = slices.Clone(to.Sides); s.step > 0 {
 		s.makeRules()
+		s.before = make([]map[uint64]uint64, len(s.shape.Sides))
+		for i, g := range s.shape.Sides {
+			if g.Block < s.step*s.shape.Block {
+				s.before[i] = make(map[uint64]uint64)
+			}
+		}
 	}
-	if old := x.sidesOf(worker); old != nil && s.step > 0 {
-		s.take(old)
+	old := x.sidesOf(worker)
+	if x.sideEntries -= old.entries(); old != nil && s.step > 0 {
+		s.take(old, x.sideRoom(nil))
 	}
+	x.sideEntries += s.entries()
 	x.gate.Lock()
 	defer x.gate.Unlock()
 	for len(x.sides) <= worker {
@@ -226,71 +253,112 @@ func (x *Index) dropSides(worker int) {
 	if x.sidesOf(worker) == nil {
 		return
 	}
+	x.sideEntries -= x.sides[worker].entries()
 	x.gate.Lock()
 	x.sides[worker] = nil
 	x.gate.Unlock()
 }
 
-// take takes the blocks of groups that did not change.
-func (s *sides) take(old *sides) {
+// sideRoom returns how many further entries a worker may have.
+func (x *Index) sideRoom(s *sides) int {
+	return min(x.sideLimit-s.entries(), x.maxBlocks-x.sideEntries)
+}
+
+// take takes the blocks of groups that did not change, as far as there is room for them.
+func (s *sides) take(old *sides, room int) {
 	for i, g := range old.shape.Sides {
 		to := s.find(g.Group)
 		if to < 0 || s.shape.Sides[to] != g {
 			continue
 		}
-		for e, groups := range old.held {
-			if groups>>i&1 == 0 {
-				continue
+		for e, before := range old.blocks(i) {
+			if room < 2 { // a block and its copies
+				return
 			}
-			from, at := sideBlock{i, e}, sideBlock{to, e}
-			s.held[e] |= 1 << to
-			if n := old.more[from]; n > 0 {
-				s.more[at] = n
-			}
-			if b, ok := old.before[from]; ok {
-				s.before[at] = b
+			room -= s.put(to, e, before)
+			if n := old.more[sideBlock{i, e}]; n > 0 {
+				s.more[sideBlock{to, e}] = n
+				room--
 			}
 		}
 	}
 }
 
-// storeSides notes blocks of a side group. They are some of the blocks of one sequence, in its order.
+// blocks yields the blocks of a group, each with the block before it, or with itself if that is unknown.
+func (s *sides) blocks(group int) iter.Seq2[uint64, uint64] {
+	if len(s.before) > 0 && s.before[group] != nil {
+		return maps.All(s.before[group])
+	}
+	return func(yield func(uint64, uint64) bool) {
+		for e, groups := range s.held {
+			if groups>>group&1 == 1 && !yield(e, e) {
+				return
+			}
+		}
+	}
+}
+
+// put notes that a group has a block, and returns the number of new entries.
+func (s *sides) put(group int, external, before uint64) (grown int) {
+	if known := s.before[group]; known != nil {
+		known[external] = before
+		return 1
+	}
+	groups := s.held[external]
+	s.held[external] = groups | 1<<group
+	if groups == 0 {
+		return 1
+	}
+	return 0
+}
+
+// storeSides notes blocks of a side group. They are some of the blocks of one sequence, in its order, or pairs.
 func (x *Index) storeSides(worker int, ev *Event) (out Outcome) {
 	if ev.Shape != nil {
 		x.shape(worker, ev.Shape)
 	}
-	s := x.sidesOf(worker)
-	if s == nil || s.step == 0 {
-		return Outcome{Invalid: len(ev.Externals)}
+	s, g := x.sidesOf(worker), -1
+	if s != nil && s.step > 0 {
+		g = s.find(ev.Group)
 	}
-	g := s.find(ev.Group)
-	if g < 0 {
+	if g < 0 || ev.Pairs && len(ev.Externals)%2 == 1 {
 		return Outcome{Invalid: len(ev.Externals)}
 	}
 	x.gate.Lock()
 	defer x.gate.Unlock()
-	short := s.short(g)
+	room, grown := x.sideRoom(s), 0
 	before, has := ev.Parent, ev.HasParent
-	for _, e := range ev.Externals {
-		at, groups := sideBlock{g, e}, s.held[e]
-		switch {
-		case groups>>g&1 == 1:
-			if s.more[at] < math.MaxUint32 {
-				s.more[at]++
-			}
-			out.Duplicate++
-		case groups == 0 && len(s.held) >= maxSideBlocks:
-			out.Refused++
+	for i, e := range ev.Externals {
+		if ev.Pairs && i%2 == 0 {
+			before, has = e, e != ev.Externals[i+1]
 			continue
-		default:
-			s.held[e] = groups | 1<<g
-			out.Stored++
 		}
-		if old, known := s.before[at]; short && has && before != e && (!known || s.held[old]>>g&1 == 0) {
-			s.before[at] = before // unless the block that came before is there: it may be nearer
+		at, held := sideBlock{g, e}, s.has(g, e)
+		switch {
+		case grown >= room && (held && s.more[at] == 0 || !held && (s.before[g] != nil || s.held[e] == 0)):
+			out.Refused++
+			before, has = e, true
+			continue
+		case held:
+			out.Duplicate++
+			n := s.more[at]
+			if s.more[at] = n + 1; n == 0 {
+				grown++
+			} else if n == math.MaxUint32 {
+				s.more[at] = n
+			}
+		default:
+			out.Stored++
+			grown += s.put(g, e, e)
+		}
+		if known := s.before[g]; known != nil && has && before != e {
+			if old := known[e]; old == e || !s.has(g, old) {
+				known[e] = before // unless the block that came before is there: it may be nearer
+			}
 		}
 		before, has = e, true
 	}
+	x.sideEntries += grown
 	return out
 }
 
@@ -302,35 +370,37 @@ func (x *Index) removeSides(worker int, ev *Event) (out Outcome) {
 	}
 	x.gate.Lock()
 	defer x.gate.Unlock()
+	was := s.entries()
 	for _, e := range ev.Externals {
-		if g < 0 || s.held[e]>>g&1 == 0 {
+		if g < 0 || s.step == 0 || !s.has(g, e) {
 			out.Unknown++
 			continue
 		}
 		out.Removed++
 		at := sideBlock{g, e}
-		if n := s.more[at]; n > 0 {
-			if s.more[at] = n - 1; n == 1 {
-				delete(s.more, at)
+		switch n := s.more[at]; {
+		case n > 1:
+			s.more[at] = n - 1
+		case n == 1:
+			delete(s.more, at)
+		case s.before[g] != nil:
+			delete(s.before[g], e)
+		default:
+			if s.held[e] &^= 1 << g; s.held[e] == 0 {
+				delete(s.held, e)
 			}
-			continue
-		}
-		delete(s.before, at)
-		if s.held[e] &^= 1 << g; s.held[e] == 0 {
-			delete(s.held, e)
 		}
 	}
+	x.sideEntries -= was - s.entries()
 	return out
 }
 
-// SideBlocks returns the number of blocks that side groups of a worker hold.
+// SideBlocks returns the number of entries for blocks that side groups of a worker hold: one for each block that groups
+// with blocks of a step or more hold, one for each block of each other group, and one for each block with copies.
 func (x *Index) SideBlocks(worker int) int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if s := x.sidesOf(worker); s != nil {
-		return len(s.held)
-	}
-	return 0
+	return x.sidesOf(worker).entries()
 }
 
 // sidesOfEvent limits the blocks of an event that [Parked.Events] returns, maxCopies the copies of a block that it
@@ -349,8 +419,10 @@ func (x *Index) Sides(worker int) (evs []Event) {
 	shape := s.shape
 	shape.Sides = slices.Clone(s.shape.Sides)
 	evs = append(evs, Event{Kind: Shaped, Shape: &shape})
-	for i := range shape.Sides {
-		evs = s.appendGroup(evs, i, &shape)
+	if s.step > 0 {
+		for i := range shape.Sides {
+			evs = s.appendGroup(evs, i, &shape)
+		}
 	}
 	return evs
 }
@@ -361,27 +433,19 @@ func (x *Index) sidesLen() int {
 	return len(x.sides)
 }
 
-// appendGroup appends the blocks of a group. Where predecessors count, each block has an event of its own: a reader
-// takes the block before a block in an event for its predecessor, and the blocks of a group come in no order.
+// appendGroup appends the blocks of a group, as pairs where predecessors count: the blocks of a group come in no order.
 func (s *sides) appendGroup(evs []Event, group int, shape *Shape) []Event {
-	next := Event{Kind: SideStored, Group: shape.Sides[group].Group, Shape: shape}
-	short := s.short(group)
-	for e, groups := range s.held {
-		at := sideBlock{group, e}
-		if groups>>group&1 == 0 {
-			continue
+	next := Event{Kind: SideStored, Group: shape.Sides[group].Group, Shape: shape, Pairs: s.before[group] != nil}
+	for e, before := range s.blocks(group) {
+		for range min(s.more[sideBlock{group, e}], maxCopies) + 1 {
+			if next.Pairs {
+				next.Externals = append(next.Externals, before)
+			}
+			next.Externals = append(next.Externals, e)
 		}
-		copies := slices.Repeat([]uint64{e}, int(min(s.more[at], maxCopies))+1)
-		if short {
-			before, has := s.before[at]
-			evs = append(evs, Event{
-				Kind: SideStored, Group: next.Group, Shape: shape, Parent: before, HasParent: has, Externals: copies,
-			})
-			continue
-		}
-		if next.Externals = append(next.Externals, copies...); len(next.Externals) >= sidesOfEvent {
+		if len(next.Externals) >= sidesOfEvent {
 			evs = append(evs, next)
-			next.Externals = nil
+			next.Externals = make([]uint64, 0, sidesOfEvent+16)
 		}
 	}
 	if len(next.Externals) > 0 {

@@ -237,14 +237,19 @@ func TestSidesModel(t *testing.T) {
 					}
 				}
 			}
-			total := map[uint64]bool{}
-			for _, held := range h.side {
-				for prefix := range held {
-					total[id(prefix)] = true
+			whole, entries := map[string]bool{}, 0
+			for _, g := range h.shape.Sides {
+				for prefix, copies := range h.side[g.Group] {
+					if g.Block < h.step {
+						entries++
+					} else {
+						whole[prefix] = true
+					}
+					entries += min(copies-1, 1)
 				}
 			}
-			if n := x.SideBlocks(2); n != len(total) {
-				t.Fatalf("seed %d: %d side blocks, want %d", seed, n, len(total))
+			if n := x.SideBlocks(2); n != entries+len(whole) {
+				t.Fatalf("seed %d: %d entries for side blocks, want %d", seed, n, entries+len(whole))
 			}
 		}
 		x.RemoveWorker(2)
@@ -280,7 +285,11 @@ func TestSidesBuiltAgain(t *testing.T) {
 	}
 	rebuild := func() {
 		again.Apply(0, indexer.Event{Kind: indexer.Shaped})
-		for _, ev := range x.Sides(0) {
+		evs := x.Sides(0)
+		if len(evs) != 2 {
+			t.Errorf("%d events, want the shape and one with all blocks", len(evs))
+		}
+		for _, ev := range evs {
 			again.Apply(0, ev)
 		}
 	}

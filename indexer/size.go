@@ -26,7 +26,10 @@ func (x *Index) Bytes() int {
 	}
 	for _, s := range x.sides {
 		if s != nil {
-			total += heapSize(int(unsafe.Sizeof(*s))) + mapBytes(len(s.held)) + 40*(len(s.more)+len(s.before))
+			total += heapSize(int(unsafe.Sizeof(*s))) + mapBytes(len(s.held)) + 40*len(s.more)
+			for _, before := range s.before {
+				total += mapBytes(len(before))
+			}
 		}
 	}
 	total += x.root.kids.bytes()

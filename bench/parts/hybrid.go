@@ -31,7 +31,9 @@ func hybridShapes() []shape {
 			m := indexer.Matches{Device: make([]int32, p.workers)}
 			return testing.AllocsPerRun(1000, func() { p.x.FindMatches(&m, p.local) })
 		}),
-		one("bytes per side block, mean of 1.0 to 1.9 million", "B", bench.AtMost(32), sideBytes),
+		one("bytes per side block, mean of 1.0 to 1.9 million", "B", bench.AtMost(32), func() float64 { return sideBytes(16) }),
+		one("bytes per side block of a group with shorter blocks, mean of 1.0 to 1.9 million", "B",
+			bench.AtMost(32), func() float64 { return sideBytes(64) }),
 	}
 }
 
@@ -75,19 +77,20 @@ func matchTimeOf(p prompt) float64 {
 }
 
 // sideBytes returns the bytes of a side block. A map's memory for an entry depends on its size, so this is the mean of
-// several sizes between two doublings.
-func sideBytes() (mean float64) {
+// several sizes between two doublings. full is the number of tokens in a block of full attention; those of the side group
+// have 16.
+func sideBytes(full int) (mean float64) {
 	const sizes, least = 10, 1_000_000
 	for i := range sizes {
-		mean += sideBytesOf(least+i*least/sizes) / sizes
+		mean += sideBytesOf(full, least+i*least/sizes) / sizes
 	}
 	return mean
 }
 
-func sideBytesOf(blocks int) float64 {
+func sideBytesOf(full, blocks int) float64 {
 	before := bench.Heap()
 	x := indexer.New(indexer.Config{})
-	shape := &indexer.Shape{Block: 16, Full: 16, Sides: []indexer.SideGroup{sideWindow(0, 1024)}}
+	shape := &indexer.Shape{Block: 16, Full: full, Sides: []indexer.SideGroup{sideWindow(0, 1024)}}
 	ids := make([]uint64, 64)
 	for i := range blocks / len(ids) {
 		for j := range ids {
