@@ -13,6 +13,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 )
 
 // Report prints a run as a table whose last line is "N of M targets met", and writes it
@@ -51,6 +52,16 @@ type Run struct {
 // NewRun returns a run of today on this machine.
 func NewRun(name, commit, command string, figures []Figure) Run {
 	return Run{Name: name, Commit: commit, Command: command, Date: time.Now().UTC().Truncate(time.Second), Cores: runtime.GOMAXPROCS(0), Figures: figures}
+}
+
+// Part names a run after the part that ONLY selects, so that its file does not replace that of a whole run. It returns the
+// run itself if only is empty.
+func (r Run) Part(only string) Run {
+	if only != "" {
+		part := strings.FieldsFunc(only, func(c rune) bool { return !unicode.IsLetter(c) && !unicode.IsDigit(c) })
+		r.Name, r.Command = strings.Join(append([]string{r.Name}, part...), "-"), fmt.Sprintf("%s ONLY='%s'", r.Command, only)
+	}
+	return r
 }
 
 // print writes the table and counts the targets.

@@ -57,6 +57,18 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// A run of a part does not replace the file of a whole run.
+func TestPartsHaveFilesOfTheirOwn(t *testing.T) {
+	for only, want := range map[string]string{
+		"": "interop: make test-interop", "hybrid": "interop-hybrid: make test-interop ONLY='hybrid'",
+		"vllm ../x,pd": "interop-vllm-x-pd: make test-interop ONLY='vllm ../x,pd'",
+	} {
+		if r := bench.NewRun("interop", "", "make test-interop", nil).Part(only); r.Name+": "+r.Command != want {
+			t.Errorf("ONLY=%q: %s: %s, want %s", only, r.Name, r.Command, want)
+		}
+	}
+}
+
 func TestRounds(t *testing.T) {
 	v := 0.
 	rows := []bench.Row{bench.NewRow("a", "µs", bench.AtMost(3)), bench.NewRow("b", "", bench.Above(3)), bench.NewRow("without values", "", bench.Exactly(1))}

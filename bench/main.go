@@ -64,5 +64,5 @@ func run(ctx context.Context, args []string) (met bool) {
 		bench.NoError(fmt.Errorf("there is no benchmark %q; there are index, events, policy and fleet", args[0]))
 	}
 	fmt.Println()
-	return bench.Must(bench.Report(os.Stdout, *dir, bench.NewRun("bench-"+args[0], *commit, command, figures)))
+	return bench.Must(bench.Report(os.Stdout, *dir, bench.NewRun("bench-"+args[0], *commit, command, figures).Part(*only)))
 }

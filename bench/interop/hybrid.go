@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kvroute/kvroute/bench"
+	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/router"
 )
@@ -73,6 +74,7 @@ func (m hybridModel) run(ctx context.Context, e *env, res *result) {
 	v := e.launch(f, m.config["model_type"].(string), 1, router.Aggregated)
 	e.atEnd(v.stop)
 	v.ready(ctx)
+	f.ledger.keeps = true
 	res.what = "predicted cached tokens with cached_tokens, index with events"
 	t := &hybridTest{res: res, most: m.most, r: rand.New(rand.NewPCG(39, uint64(len(m.config))))}
 	began := time.Now()
@@ -121,6 +123,8 @@ type hybridTest struct {
 	past  [][]uint32 // prompts with their outputs
 	left  []uint32   // the beginning of an earlier prompt until the last prompt left it
 
+	causes causes
+
 	wrong, hits              int // requests
 	predicted, cached, whole int // tokens
 }
@@ -132,6 +136,7 @@ func (t *hybridTest) start(ctx context.Context, e *env, f *vllmFleet, name strin
 	s.waitWorkers(ctx, f.ranks())
 	if got := s.states(ctx)[0].BlockSize; size == 0 {
 		t.block = got
+		t.causes.now.block, t.causes.before.block = got, got
 	}
 	t.world = &world{stack: s, ledger: f.ledger, block: t.block, parts: t.block / max(1, cmp.Or(size, t.block)), engines: f.engines}
 	s.waitRouted(ctx)
@@ -187,8 +192,9 @@ func (t *hybridTest) askAll(ctx context.Context, what string, n int) {
 	for i := range n {
 		prompt, kind := t.next()
 		bench.Within(fmt.Sprintf("%s, prompt %d", what, i), func() {
+			t.causes.begin(t.world.ledger, t.rank())
 			a, d := t.ask(ctx, t.body(prompt))
-			t.compare(fmt.Sprintf("%s, prompt %d (%s)", what, i, kind), a, d)
+			t.compare(fmt.Sprintf("%s, prompt %d (%s)", what, i, kind), prompt, a, d)
 			t.past = append(t.past, slices.Concat(prompt, a.Choices[0].Tokens))
 			t.world.settle(ctx)
 		})
@@ -209,8 +215,10 @@ func (t *hybridTest) ask(ctx context.Context, text string) (a answer, d router.D
 	return a, d
 }
 
-// compare compares a prediction of a request that ran alone.
-func (t *hybridTest) compare(what string, a answer, d router.Decision) {
+func (t *hybridTest) rank() events.RankName { return t.world.engines[0].rank(0) }
+
+// compare compares a prediction of a request that ran alone. A wrong one has a cause.
+func (t *hybridTest) compare(what string, prompt []uint32, a answer, d router.Decision) {
 	u, whole := &a.Usage, d.CachedTokens
 	if len(d.Candidates) > 0 {
 		whole += d.Candidates[0].UnusableBlocks * d.BlockSize
@@ -222,11 +230,16 @@ func (t *hybridTest) compare(what string, a answer, d router.Decision) {
 		t.res.differ("%s: %d prompt tokens here (%q: %s), %d there", what, d.PromptTokens, d.TokenMode, d.TokenReason, u.Prompt)
 	case d.CachedTokens != u.Details.Cached:
 		t.wrong++
-		t.res.note("%s: of %d tokens %d are predicted, %d in full attention; %d were cached", what, u.Prompt, d.CachedTokens, whole, u.Details.Cached)
+		cause, known := t.causes.name(t.world.ledger, t.rank(), prompt, d.CachedTokens, u.Details.Cached)
+		say := t.res.note
+		if !known {
+			say = t.res.differ
+		}
+		say("%s: of %d tokens %d are predicted, %d in full attention; %d were cached; %s", what, u.Prompt, d.CachedTokens, whole, u.Details.Cached, cause)
 	case d.CachedTokens > 0:
 		t.hits++
 	}
-	t.world.expect(t.world.engines[0].rank(0), u.stored(t.block))
+	t.world.expect(t.rank(), u.stored(t.block))
 }
 
 // atOnce sends requests from four clients, and reports how many predictions were exact: the requests change the cache

@@ -20,6 +20,7 @@ import (
 // prefixes and the index.
 type ledger struct {
 	mayStoreMore bool // the engines: Dynamo's mock engines sometimes store a block again
+	keeps        bool // all batches, to find the causes of wrong predictions
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -33,6 +34,7 @@ type account struct {
 	stored, removed, cleared int          // stored and removed are blocks, cleared is how often
 	expected                 int          // blocks that it must have stored
 	sides                    map[int]bool // groups without full attention, whose blocks are not counted
+	batches                  []engines.EngineBatch
 }
 
 func newLedger() *ledger { return &ledger{ranks: make(map[events.RankName]*account)} }
@@ -129,6 +131,9 @@ func (l *ledger) addBatch(at events.RankName, body []byte) {
 	b := bench.Must(engines.DecodeBatch(body))
 	if b.Drops != (engines.Drops{}) {
 		bench.NoError(fmt.Errorf("%v: left out %v", at, b.Drops))
+	}
+	if l.keeps {
+		l.with(at, func(a *account) { a.batches = append(a.batches, b) })
 	}
 	kinds := map[engines.EngineKind]indexer.Kind{engines.EngineStored: indexer.Stored, engines.EngineRemoved: indexer.Removed, engines.EngineCleared: indexer.Cleared}
 	for _, ev := range b.Events {

@@ -104,7 +104,7 @@ func run(ctx context.Context, o options, all []group, w io.Writer) (ok bool) {
 	if total == 0 {
 		bench.NoError(errors.New("nothing was checked: check the name after --only, and give the program of its group (--clients, --dynamo, --vllm)"))
 	}
-	bench.Must(bench.Report(io.Discard, o.out, bench.NewRun("interop", o.commit, "make test-interop", figures)))
+	bench.Must(bench.Report(io.Discard, o.out, bench.NewRun("interop", o.commit, "make test-interop", figures).Part(o.only)))
 	bench.Must(fmt.Fprintf(w, "%d of %d checks\n", passed, total))
 	return passed == total
 }

@@ -105,7 +105,8 @@ func (b *Bench) measure(ctx context.Context, part, folder string) (out []bench.F
 		// Status 1 means that a target of the part is missed. The comparison has its own targets.
 		output(exec.CommandContext(ctx, filepath.Join(folder, part), flags...), 1)
 		var run bench.Run
-		bench.NoError(json.Unmarshal(bench.Must(os.ReadFile(filepath.Join(folder, "bench-"+part+".json"))), &run))
+		report := bench.Must(filepath.Glob(filepath.Join(folder, "bench-"+part+"*.json")))[0] // see bench.Run.Part
+		bench.NoError(json.Unmarshal(bench.Must(os.ReadFile(report)), &run))
 		out = run.Figures
 	}
 	if part == "index" && b.matches("BenchmarkDecision") {

@@ -31,8 +31,8 @@ func hybridShapes() []shape {
 			m := indexer.Matches{Device: make([]int32, p.workers)}
 			return testing.AllocsPerRun(1000, func() { p.x.FindMatches(&m, p.local) })
 		}),
-		one("bytes per side block, mean of 1.0 to 1.9 million", "B", bench.AtMost(32), func() float64 { return sideBytes(16) }),
-		one("bytes per side block of a group with shorter blocks, mean of 1.0 to 1.9 million", "B",
+		one("hybrid worker: bytes per side block, mean of 1.0 to 1.9 million", "B", bench.AtMost(32), func() float64 { return sideBytes(16) }),
+		one("hybrid worker: bytes per side block of a group with shorter blocks, mean of 1.0 to 1.9 million", "B",
 			bench.AtMost(32), func() float64 { return sideBytes(64) }),
 	}
 }
