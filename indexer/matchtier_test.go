@@ -40,3 +40,24 @@ func TestHostMemoryCountsFromTheFirstBlock(t *testing.T) {
 		}
 	}
 }
+
+// Blocks of a hybrid worker in host memory do not count: which blocks of its side groups are there is unknown. Plain
+// workers beside it count as always.
+func TestHostMemoryOfHybridWorkers(t *testing.T) {
+	x := indexer.New(indexer.Config{})
+	for w := range 2 {
+		x.Apply(w, line(w, indexer.Device, 1, 5))
+		x.Apply(w, line(w, indexer.HostPinned, 1, 5))
+	}
+	x.Apply(1, indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: []uint64{105}, Shape: &indexer.Shape{
+		Block: 1, Full: 1, Sides: []indexer.SideGroup{{Group: 1, Needs: indexer.NeedsState, Block: 1}},
+	}})
+	got := make([]int32, 2)
+	if x.MatchHost(got, []uint64{1, 2, 3, 4, 5, 6}); !slices.Equal(got, []int32{5, 0}) {
+		t.Errorf("%v blocks, want 5 and 0", got)
+	}
+	x.Apply(1, indexer.Event{Kind: indexer.Shaped}) // it is a plain worker now
+	if x.MatchHost(got, []uint64{1, 2, 3, 4, 5, 6}); !slices.Equal(got, []int32{5, 5}) {
+		t.Errorf("%v blocks of plain workers, want 5 and 5", got)
+	}
+}

@@ -3,12 +3,15 @@
 package router
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvroute/kvroute/indexer"
 )
 
 // pullWorld is a pool of three workers with blocks of 8 tokens. Worker 1 is pinned, so that it is always the target. A
@@ -22,6 +25,9 @@ type pullWorld struct {
 	held  int32   // blocks of worker 1 on the device
 	req   Request
 	now   time.Time
+
+	adapter string
+	version uint64 // of the workers when the overlap was counted; 0 = the newest
 }
 
 func newPullWorld(t *testing.T) *pullWorld {
@@ -54,6 +60,13 @@ func (w *pullWorld) set() {
 	}
 }
 
+// comeAgain removes a worker after the overlap was counted, and adds it: its ordinal is that of another process.
+func (w *pullWorld) comeAgain(id uint64) {
+	w.version = w.c.changes
+	ord, _ := w.c.find(Worker{ID: id})
+	w.c.dropRank(ord)
+}
+
 // decide decides for a prompt of 100 blocks, and books it under an id.
 func (w *pullWorld) decide(id string) *Decision {
 	w.t.Helper()
@@ -61,7 +74,8 @@ func (w *pullWorld) decide(id string) *Decision {
 	req.ID = id
 	in := &decisionInput{
 		Request: &req, prompt: prompt{tokens: 800},
-		overlap: overlap{blocks: []int32{w.held, 0, 0}, host: w.host, version: w.c.changes},
+		overlap: overlap{blocks: []int32{w.held, 0, 0}, host: w.host, version: cmp.Or(w.version, w.c.changes)},
+		adapter: w.adapter,
 	}
 	why := take
 	if id == "" {
@@ -84,7 +98,11 @@ func source(d *Decision) string {
 
 func TestSourceOfAPull(t *testing.T) {
 	t.Parallel()
-	const third = "3: 400 tokens at 10.0.0.3:5710, 500 of 800 ms"
+	const third, second = "3: 400 tokens at 10.0.0.3:5710, 500 of 800 ms", "2: 320 tokens at 10.0.0.2:5710, 420 of 640 ms"
+	avoid := func(w *pullWorld) *avoidance {
+		ord, _ := w.c.find(Worker{ID: 3})
+		return &w.c.entries[ord].avoid
+	}
 	for name, c := range map[string]struct {
 		change func(*pullWorld)
 		want   string
@@ -111,7 +129,18 @@ func TestSourceOfAPull(t *testing.T) {
 		"request allows two addresses": {func(w *pullWorld) { w.req.AllowedAddresses = []netip.AddrPort{w.infos[1].Address, w.infos[2].Address} }, "2: 320 tokens at 10.0.0.2:5710, 420 of 640 ms"},
 		"request allows two workers":   {func(w *pullWorld) { w.req.Allowed = []Worker{{ID: 1}, {ID: 2}} }, "2: 320 tokens at 10.0.0.2:5710, 420 of 640 ms"},
 		"request requires a taint":     {func(w *pullWorld) { w.infos[1].Taints, w.req.RequiredTaints = []string{"x"}, []string{"x"} }, "none"},
-		"port of a rank":               {func(w *pullWorld) { w.infos[3].KVSource = netip.MustParseAddrPort("10.0.0.3:65535") }, "3: 400 tokens at 10.0.0.3:65535, 500 of 800 ms"},
+		"holder failed just now":       {func(w *pullWorld) { avoid(w).failing = true }, second},
+		"holder is tried":              {func(w *pullWorld) { avoid(w).trying = true }, second},
+		"holder without the adapter": {func(w *pullWorld) {
+			w.adapter, w.infos[1].LoRA, w.infos[2].LoRA = "a", []string{"a"}, []string{"a"}
+		}, second},
+		"all have the adapter": {func(w *pullWorld) {
+			w.adapter, w.infos[1].LoRA, w.infos[2].LoRA, w.infos[3].LoRA = "a", []string{"a"}, []string{"a"}, []string{"b", "a"}
+		}, third},
+		// The blocks of an ordinal are those of the process that had it when they were counted.
+		"holder came again": {func(w *pullWorld) { w.comeAgain(3) }, second},
+		"target came again": {func(w *pullWorld) { w.host[0] = 20; w.comeAgain(1) }, third},
+		"port of a rank":    {func(w *pullWorld) { w.infos[3].KVSource = netip.MustParseAddrPort("10.0.0.3:65535") }, "3: 400 tokens at 10.0.0.3:65535, 500 of 800 ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -215,6 +244,34 @@ func TestSourcesThatFail(t *testing.T) {
 	}
 }
 
+// The source of a decision is none of its further choices.
+func TestTheSourceOfADecisionIsNoSecondChoice(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		allowed []Worker
+		source  string
+		second  uint64 // worker
+	}{
+		"a third worker is there": {nil, "3: 400 tokens at 10.0.0.3:5710, 500 of 800 ms", 2},
+		"two workers only":        {[]Worker{{ID: 1}, {ID: 3}}, "none", 3},
+	} {
+		w := newPullWorld(t)
+		w.held, w.req.Pinned, w.req.WantSecond, w.req.Allowed = 1, nil, true, c.allowed
+		w.infos[2].Taints = []string{"busy"}
+		w.set()
+		d := w.decide("")
+		if d.Worker.ID != 1 {
+			t.Fatalf("%s: worker %d, want 1", name, d.Worker.ID)
+		}
+		if c.source != "none" {
+			c.source = strings.ReplaceAll(c.source, "400 tokens at 10.0.0.3:5710, 500 of 800", "392 tokens at 10.0.0.3:5710, 492 of 784")
+		}
+		if got := source(d); got != c.source || d.Second.Worker.ID != c.second || d.Third.Address.IsValid() {
+			t.Errorf("%s: source %s, then %+v and %+v; want %s, then worker %d", name, got, d.Second.Worker, d.Third.Worker, c.source, c.second)
+		}
+	}
+}
+
 // The source is no other choice of the request. If there is no other one, no source is named.
 func TestTheSourceIsNoSecondChoice(t *testing.T) {
 	t.Parallel()
@@ -234,5 +291,65 @@ func TestTheSourceIsNoSecondChoice(t *testing.T) {
 		if ok != c.dropped || ok && [2]Second{second, third} != c.after {
 			t.Errorf("%s: %v, then %+v and %+v", name, ok, second, third)
 		}
+	}
+}
+
+// A response with fewer cached tokens than half of the copied part says that the copy failed: the source is not named
+// to the worker again.
+func TestFewerCachedTokensThanCopied(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		usage  Usage
+		served Response
+		missed bool
+	}{
+		"all of them":               {Usage{PromptTokens: 800, CachedTokens: 400, Cached: true}, Response{}, false},
+		"half of them":              {Usage{PromptTokens: 800, CachedTokens: 200, Cached: true}, Response{}, false},
+		"fewer":                     {Usage{PromptTokens: 800, CachedTokens: 199, Cached: true}, Response{}, true},
+		"none":                      {Usage{PromptTokens: 800, Cached: true}, Response{}, true},
+		"not reported":              {Usage{PromptTokens: 800}, Response{}, false},
+		"of another worker":         {Usage{PromptTokens: 800, Cached: true}, Response{Address: netip.MustParseAddrPort("10.0.0.2:8000"), Status: 200}, false},
+		"of the worker, by address": {Usage{PromptTokens: 800, Cached: true}, Response{Address: netip.MustParseAddrPort("10.0.0.1:8000"), Status: 200}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			from := newPullWorld(t)
+			r, err := New(Config{PredictTTL: -1, Pull: from.conf.Pull})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, info := range from.infos[1:] {
+				if err := r.SetWorker(info); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tokens := make([]uint32, 800)
+			ev := indexer.Event{Kind: indexer.Stored, Tier: indexer.HostPinned}
+			for i, local := range indexer.AppendLocalHashes(nil, tokens[:400], 8, indexer.Seed("", "")) {
+				ev.Blocks = append(ev.Blocks, indexer.Block{External: uint64(i + 1), Local: local})
+			}
+			r.ApplyEvent(Worker{ID: 3}, ev)
+			ask := func(id string) Decision {
+				d, err := r.BestWorker(t.Context(), Request{ID: id, Owned: true, Model: "m", Tokens: tokens, Pinned: &Worker{ID: 1}, MayPull: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return d
+			}
+			if d := ask("a"); d.Source == nil || d.Source.Tokens != 400 {
+				t.Fatalf("source %+v, want 400 tokens", d.Source)
+			}
+			if c.served.Address.IsValid() {
+				r.Served("a", c.served)
+			}
+			r.ReportUsage("a", c.usage)
+			kept, _ := r.Decision("a")
+			if missed := kept.Source.Outcome == PullMissed; missed != c.missed {
+				t.Errorf("outcome %q, want missed: %v", kept.Source.Outcome, c.missed)
+			}
+			if d := ask(""); (d.Source == nil) != c.missed {
+				t.Errorf("source %+v afterwards, want one: %v", d.Source, !c.missed)
+			}
+		})
 	}
 }
