@@ -185,12 +185,15 @@ func (r *engineRank) prefixes(ev *EngineEvent) bool {
 func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 	n, at := len(ev.Hashes), place{ev.Tier, ev.Group}
 	switch {
-	case !r.prefixes(ev):
-		if ev.Spec != "" {
-			r.storeSide(e.opt.BlockSize, ev, out)
-		} else {
-			out.drop(DropGroup, max(1, n))
+	case !r.prefixes(ev) && ev.Spec == "":
+		out.drop(DropGroup, max(1, n))
+		return
+	case r.Groups[ev.Group] != groupPrefix:
+		if slices.ContainsFunc(r.Places, func(p *placeBlocks) bool { return p.At.Group == ev.Group }) {
+			// It had full attention, and no later event removes those blocks.
+			out.add(e.Clear(out.rank).Event)
 		}
+		r.storeSide(e.opt.BlockSize, ev, out)
 		return
 	case len(ev.Tokens) > 0 && !r.takeFull(ev.BlockSize, e.opt.BlockSize):
 		out.drop(DropGroup, max(1, n))

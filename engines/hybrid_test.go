@@ -277,6 +277,7 @@ func TestRestartForgetsGroups(t *testing.T) {
 func TestBadSideGroups(t *testing.T) {
 	hashes := indexer.AppendLocalHashes(nil, seq(0, 8), 4, indexer.Seed("", ""))
 	full := blockStored(list{1, 2}, nil, seq(0, 8), 4, "group_idx", 0, "kv_cache_spec_kind", "full_attention")
+	second := blockStored(list{1, 2}, nil, seq(0, 8), 4, "group_idx", 1, "kv_cache_spec_kind", "full_attention")
 	side := func(group, size int, kind string, window any) fields {
 		return blockStored(list{2}, nil, seq(0, 8), size, "group_idx", group, "kv_cache_spec_kind", kind, "kv_cache_spec_sliding_window", window)
 	}
@@ -294,6 +295,13 @@ func TestBadSideGroups(t *testing.T) {
 		"group 9,999":                   {list{full, side(9999, 4, "mamba", nil)}, "bad=1", 2},
 		"a kind that becomes another":   {list{full, side(1, 4, "mamba", nil), side(1, 4, "sliding_window", 9)}, "", 0},
 		"a kind that becomes unknown":   {list{full, side(1, 4, "mamba", nil), side(1, 4, "new", nil)}, "group_kind=1", 0},
+		"a window that becomes full":    {list{full, side(1, 4, "sliding_window", 9), second}, "", 2},
+		"full that becomes a state":     {list{full, side(0, 4, "mamba", nil)}, "", 0},
+		"one of two that becomes one":   {list{full, second, side(1, 4, "mamba", nil), full}, "", 2},
+		"full blocks of no tokens":      {list{full, side(1, 4, "mamba", nil), side(0, 0, "full_attention", nil)}, "group=1", 2},
+		"full blocks of 2^31-1 tokens":  {list{full, side(1, 4, "mamba", nil), side(0, 1<<31-1, "full_attention", nil)}, "group=1", 2},
+		"full blocks of 2^31 tokens":    {list{full, side(1, 4, "mamba", nil), side(0, 1<<31, "full_attention", nil)}, "bad=1", 2},
+		"a block of 2^63":               {list{full, side(1, 4, "mamba", nil), blockRemoved(list{uint64(1) << 63}, "group_idx", 1)}, "", 2},
 		"a window of no tokens":         {list{full, side(1, 4, "sliding_window", 0)}, "", 0},
 		"a removal of another's block":  {list{full, side(1, 4, "mamba", nil), blockRemoved(list{7, 8}, "group_idx", 1)}, "", 2},
 		"more removals than copies":     {list{full, side(1, 4, "mamba", nil), blockRemoved(list{2, 2, 2}, "group_idx", 1), side(1, 4, "mamba", nil)}, "", 2},

@@ -331,16 +331,20 @@ func TestOddSides(t *testing.T) {
 		shape indexer.Shape
 		want  int32
 	}{
-		"a state that is there":   {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one}}, 1},
-		"a group without blocks":  {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsWindow, Block: 4, Tokens: 9}}}, 0},
-		"an unknown rule":         {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Block: 4}}}, 0},
-		"a window without size":   {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsWindow, Block: 4}}}, 0},
-		"blocks of no tokens":     {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState}}}, 0},
-		"blocks of 2^31 tokens":   {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState, Block: 1 << 31}}}, 0},
-		"a multiple of 2^40":      {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState, Block: 1<<20 + 1}}}, 0},
-		"10,000 groups":           {indexer.Shape{Block: 4, Full: 4, Sides: slices.Repeat([]indexer.SideGroup{one}, 10_000)}, 0},
-		"17 groups":               {indexer.Shape{Block: 4, Full: 4, Sides: slices.Repeat([]indexer.SideGroup{one}, 17)}, 0},
-		"only larger full blocks": {indexer.Shape{Block: 4, Full: 8}, 0},
+		"a state that is there":      {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one}}, 1},
+		"a group without blocks":     {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsWindow, Block: 4, Tokens: 9}}}, 0},
+		"an unknown rule":            {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Block: 4}}}, 0},
+		"a window without size":      {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsWindow, Block: 4}}}, 0},
+		"blocks of no tokens":        {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState}}}, 0},
+		"blocks of 2^31 tokens":      {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState, Block: 1 << 31}}}, 0},
+		"a multiple of 2^40":         {indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsState, Block: 1<<20 + 1}}}, 0},
+		"10,000 groups":              {indexer.Shape{Block: 4, Full: 4, Sides: slices.Repeat([]indexer.SideGroup{one}, 10_000)}, 0},
+		"17 groups":                  {indexer.Shape{Block: 4, Full: 4, Sides: slices.Repeat([]indexer.SideGroup{one}, 17)}, 0},
+		"full blocks of no tokens":   {indexer.Shape{Block: 4, Sides: []indexer.SideGroup{one}}, 0},
+		"full blocks of 2^31 tokens": {indexer.Shape{Block: 4, Full: 1 << 31, Sides: []indexer.SideGroup{one}}, 0},
+		"an index without blocks":    {indexer.Shape{Full: 4, Sides: []indexer.SideGroup{one}}, 0},
+		"negative sizes":             {indexer.Shape{Block: 4, Full: -4, Sides: []indexer.SideGroup{one, {Group: 2, Needs: indexer.NeedsWindow, Block: -4, Tokens: -9}}}, 0},
+		"only larger full blocks":    {indexer.Shape{Block: 4, Full: 8}, 0},
 	} {
 		x := indexer.New(indexer.Config{})
 		x.Apply(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: local[0]}, {External: 2, Local: local[1]}}})
@@ -354,9 +358,14 @@ func TestOddSides(t *testing.T) {
 				t.Errorf("%s: %+v for the removal of %d unknown blocks of worker %d", name, out, len(ids), worker)
 			}
 		}
-		m := indexer.Matches{Device: make([]int32, 1), Tokens: 8}
-		if x.FindMatches(&m, local); m.Device[0] != c.want {
-			t.Errorf("%s: %d blocks, want %d", name, m.Device[0], c.want)
+		if out := x.Apply(0, indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: []uint64{1, 2, 3}, Pairs: true}); out.Invalid != 3 {
+			t.Errorf("%s: %+v for a pair and a half", name, out)
+		}
+		// Another worker has side blocks of the same ids, and no full ones.
+		x.Apply(1, indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: []uint64{1, 2}, Shape: &c.shape})
+		m := indexer.Matches{Device: make([]int32, 2), Tokens: 8}
+		if x.FindMatches(&m, local); m.Device[0] != c.want || m.Device[1] != 0 {
+			t.Errorf("%s: %d blocks, want %d and none of another worker", name, m.Device, c.want)
 		}
 		x.Apply(0, indexer.Event{Kind: indexer.Shaped})
 		if x.FindMatches(&m, local); m.Device[0] != 2 {
