@@ -244,7 +244,7 @@ func TestSourcesThatFail(t *testing.T) {
 	}
 }
 
-// The source of a decision is none of its further choices.
+// No further choice of a decision is its source.
 func TestTheSourceOfADecisionIsNoSecondChoice(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
