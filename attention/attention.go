@@ -66,6 +66,7 @@ type Item struct {
 	Also []Item `json:"also,omitempty"`
 
 	source string // the source of workers in Kubernetes that the item is about
+	detail string // the health, or the check of /readyz, that the item is about
 }
 
 // Worker is the state of a worker with the judgement of its events.
@@ -164,6 +165,7 @@ func JudgeReplica(r *Replica) (found []Item) {
 	for _, check := range r.Failed {
 		if check != "kubernetes" || !unread { // else the items about the sources say why
 			add(Fault, "ready", adviceOfCheck(check), "it is %s: the check %q fails", r.Status, check)
+			found[len(found)-1].detail = check
 		}
 	}
 	if len(r.Pending) > 0 {
@@ -224,6 +226,9 @@ func JudgeWorker(w *Worker, lasting bool) (found []Item) {
 			Level: level, Kind: OfWorker, What: what, Worker: &id, Name: w.Name, Model: w.Model,
 			Text: fmt.Sprintf(format, args...), Since: since, Cause: cause, Advice: advice,
 		})
+		if what == "health" {
+			found[len(found)-1].detail = w.Health
+		}
 	}
 	has := func(what string) bool {
 		return slices.ContainsFunc(w.Faults, func(f router.Fault) bool { return f.What == what })

@@ -94,8 +94,8 @@ func TestStoryOfAWorker(t *testing.T) {
 		t.Errorf("in the end: %+v", log.Items())
 	}
 	want := []string{
-		"03:14:13 note w2 was removed", "03:14:12 good w2 serves again", "03:14:10 note w2 failed a request: it answered 503", "03:14:10 note w2 joined", "03:14:10 good w2 came back",
-		"03:14:08 fault w2 left without a word: connection refused", "03:14:07 fault w2 gives no sign of life: connection refused at 10.0.0.2:80", "03:14:06 note worker w2 is degraded", "03:04:05 note w2 refused a request: connection refused",
+		"03:14:13 note w2 was removed", "03:14:12 good w2 serves again", "03:14:10 note w2 failed a request: it answered 503", "03:14:10 good w2 came back",
+		"03:14:08 fault w2 left without a word: connection refused", "03:14:07 fault w2 gives no sign of life: connection refused at 10.0.0.2:80", "03:14:06 note w2 is degraded", "03:04:05 note w2 refused a request: connection refused",
 	}
 	got := texts(log.Events())
 	slices.Sort(got)
@@ -207,7 +207,11 @@ func TestADeadWorkerHasOneItem(t *testing.T) {
 				t.Errorf("%s: %+v", name, one)
 			}
 		}
-		if events := log.Events(); len(events) != len(whole) {
+		causes := len(whole)
+		if items[0].What == "no_response" { // the event of avoided says it
+			causes--
+		}
+		if events := log.Events(); len(events) != causes {
 			t.Errorf("%s: %d events, want one for each cause: %q", name, len(events), texts(events))
 		}
 	}
@@ -234,12 +238,57 @@ func TestStoryOfMissedProbes(t *testing.T) {
 	at(43, "healthy", "")
 	got := strings.Join(texts(log.Events()), "\n")
 	if want := `03:04:48 good w1 answers probes of its health again
-03:04:45 note worker w1 fails the probes of its health: timeout; if its health has another path, or takes longer, set health: {path: …, timeout: …}, or health: none
+03:04:45 note w1 fails the probes of its health: timeout
 03:04:35 good w1 gives signs of life again
 03:04:20 fault w1 gives no sign of life: connection refused
-03:04:13 note worker w1 is degraded: connection refused
-03:04:10 note worker w1 fails the probes of its health: connection refused`; got != want {
+03:04:10 note w1 fails the probes of its health: connection refused`; got != want {
 		t.Errorf("events\n%s\nwant\n%s", got, want)
+	}
+}
+
+// Texts of events are sentences: no names of faults, no times, no advice, and one event for all ranks and models of a worker.
+func TestEventsAreSentences(t *testing.T) {
+	docs, err := os.ReadFile("../docs/workers.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(docs), "### Faults of workers")
+	table, _, _ = strings.Cut(table, "###")
+	var faults []router.Fault
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(table, -1) {
+		faults = append(faults, router.Fault{What: m[1], Text: "10 probes failed; set it", Since: start})
+	}
+	if len(faults) < 10 {
+		t.Fatalf("the table of faults has %d rows", len(faults))
+	}
+	log := attention.NewLog("")
+	ranks := func() []attention.Worker {
+		all := []attention.Worker{healthy(1), healthy(1), healthy(1)}
+		all[1].DPRank, all[2].Model = 1, "other"
+		return all
+	}
+	log.Observe(start, &attention.State{})
+	log.Observe(start, &attention.State{Workers: ranks()})
+	bad := ranks()
+	for i := range bad {
+		w := &bad[i]
+		w.Faults, w.AvoidedSince, w.AvoidedFor = faults, start, "it answered 503"
+		w.Health, w.HealthSince, w.HealthCause = "not_ready", start.Add(time.Duration(i)), "its pod is not ready"
+		w.Audit = &router.AuditState{Departs: w.DPRank > 0}
+	}
+	log.Observe(start.Add(time.Second), &attention.State{Workers: bad, Replica: attention.Replica{Status: "degraded", Failed: []string{"events"}}})
+	log.Observe(start.Add(5*time.Second), &attention.State{Workers: ranks()})
+	seen := map[string]bool{}
+	for _, e := range log.Events() {
+		if seen[e.Text] || strings.Contains(e.Text, "_") || regexp.MustCompile(`fault|it is|set it|\d\d:\d\d|worker w`).MatchString(e.Text) {
+			t.Errorf("an event is %q", e.Text)
+		}
+		seen[e.Text] = true
+	}
+	for _, want := range []string{"w1 joined", "w1 is not ready: its pod is not ready", "w1 gives no response to requests", "w1 gives no sign of life: 10 probes failed", "w1/1 caches other tokens than kvroute predicts", "the check events of kvroute fails"} {
+		if !seen[want] {
+			t.Errorf("no event %q in %q", want, texts(log.Events()))
+		}
 	}
 }
 
@@ -285,7 +334,7 @@ func TestSourcesInKubernetes(t *testing.T) {
 	if items := sources(pods.State{Source: "pods models/app=llm", Listed: true, Ready: 2}); len(items) != 0 {
 		t.Errorf("in the end %+v", items)
 	}
-	if e := log.Events()[0]; e.Level != attention.Good || !strings.HasPrefix(e.Text, "over: pods models/app=llm") {
+	if e := log.Events()[0]; e.Level != attention.Good || !slices.Contains(texts(log.Events()), now.Format(time.TimeOnly)+" good pods models/app=llm can be read again") {
 		t.Errorf("%q", texts(log.Events()))
 	}
 }

@@ -75,7 +75,7 @@ func keyOf(i *Item) key {
 // open is an item that has not ended.
 type open struct {
 	Item
-	event *Event // of its beginning; nil if it began before the first observation
+	event *Event // of its beginning; nil if it began before the first observation, or another event says it
 }
 
 // Log notes what needs attention, and when each of these began and ended. Its memory is bounded by the number of
@@ -87,7 +87,7 @@ type Log struct {
 	// mu guards the fields below.
 	observed bool
 	open     map[key]*open
-	workers  map[router.Worker]string // labels of the known workers
+	workers  map[router.Worker]string // labels of the known workers, without rank
 	items    []Item                   // of the last observation
 	events   []*Event                 // oldest first
 }
@@ -103,7 +103,10 @@ func (l *Log) Observe(now time.Time, s *State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.observeWorkers(now, s)
-	still := make(map[key]*open, len(items))
+	still, all := make(map[key]*open, len(items)), make(map[key]bool, len(items))
+	for i := range items {
+		all[keyOf(&items[i])] = true
+	}
 	for i := range items {
 		item := &items[i]
 		k := keyOf(item)
@@ -115,12 +118,15 @@ func (l *Log) Observe(now time.Time, s *State) {
 			continue
 		}
 		if o == nil {
-			o = &open{event: l.begins(now, item)}
+			o = new(open)
+			if !repeats(k, l.open, all) {
+				o.event = l.begins(now, item)
+			}
 			if o.Since = item.Since; l.observed && o.Since.IsZero() {
 				o.Since = now
 			}
 		} else if o.event != nil && o.Cause != item.Cause && now.Sub(o.event.Time) < 10*time.Second {
-			*o.event = *event(o.event.Time, item) // the cause was found meanwhile
+			o.event.say(begun(item)) // the cause was found meanwhile
 		}
 		if item.Since.IsZero() {
 			item.Since = o.Since
@@ -129,23 +135,47 @@ func (l *Log) Observe(now time.Time, s *State) {
 		still[k] = o
 	}
 	for k, o := range l.open {
-		if still[k] == nil && !worsened(k, still) {
+		if still[k] == nil && !worsened(k, still) && !worsened(k, l.open) {
 			l.ends(now, &o.Item)
 		}
 	}
 	l.open, l.items, l.observed = still, group(items), true
 }
 
-// worsened reports whether a worse item replaces one about a worker: a silent worker is not healthy
-// again, and a worker that is no longer avoided because it fails probes does not serve again.
-func worsened(k key, still map[key]*open) bool {
+// worsened reports whether an item is among others that are worse and about the same worker: a silent worker is not
+// healthy again, and a worker that is no longer avoided because it fails probes does not serve again.
+func worsened(k key, among map[key]*open) bool {
 	stages := []string{"avoided", "no_response", "probes", "health", "silent"}
 	worse := func(what string) bool {
 		k.what = what
-		return still[k] != nil
+		return among[k] != nil
 	}
 	at := slices.Index(stages, k.what)
 	return at >= 0 && slices.ContainsFunc(stages[at+1:], worse)
+}
+
+// repeats reports whether an item says what an earlier one, or one of the same moment, says of its worker: a worker that
+// gives no response has failed a request, and one that is degraded has failed probes.
+func repeats(k key, before map[key]*open, now map[key]bool) bool {
+	switch k.what {
+	case "no_response":
+		k.what = "avoided"
+	case "health":
+		k.what = "probes"
+	default:
+		return false
+	}
+	return before[k] != nil || now[k]
+}
+
+// left reports whether an open item says that a worker left.
+func (l *Log) left(id uint64) bool {
+	for k := range l.open {
+		if k.kind == OfLeft && k.worker.ID == id {
+			return true
+		}
+	}
+	return false
 }
 
 // observeWorkers notes workers that joined or were removed.
@@ -153,8 +183,9 @@ func (l *Log) observeWorkers(now time.Time, s *State) {
 	known := make(map[router.Worker]string, len(s.Workers))
 	for i := range s.Workers {
 		w := &s.Workers[i]
-		if known[w.Worker] = clip(w.Worker.Label(w.Name), mostName); l.observed && l.workers[w.Worker] == "" {
-			l.add(&Event{now, Note, "joined", new(w.Worker), clip(w.Name, mostName), w.Model, known[w.Worker] + " joined"})
+		known[w.Worker] = clip(router.Worker{ID: w.ID}.Label(w.Name), mostName)
+		if l.observed && l.workers[w.Worker] == "" && !l.left(w.ID) { // else it comes back
+			l.add(Event{now, Note, "joined", new(w.Worker), clip(w.Name, mostName), w.Model, ""}, "joined")
 		}
 	}
 	for w, label := range l.workers {
@@ -162,78 +193,9 @@ func (l *Log) observeWorkers(now time.Time, s *State) {
 		if known[w] != "" || slices.ContainsFunc(s.Left, left) {
 			continue
 		}
-		l.add(&Event{now, Note, "removed", &w, label, "", label + " was removed"})
+		l.add(Event{now, Note, "removed", &w, label, "", ""}, "was removed")
 	}
 	l.workers = known
-}
-
-func (l *Log) add(e *Event) {
-	e.Text = clip(e.Text, mostText)
-	l.events = append(l.events[max(0, len(l.events)+1-mostEvents):], e)
-}
-
-// begins notes the beginning of an item. What began before the first observation is no event, unless its time is known.
-func (l *Log) begins(now time.Time, i *Item) *Event {
-	if !l.observed && i.Since.IsZero() {
-		return nil
-	}
-	if !i.Since.IsZero() {
-		now = i.Since
-	}
-	e := event(now, i)
-	l.add(e)
-	return e
-}
-
-// event is the event of an item's beginning.
-func event(at time.Time, i *Item) *Event {
-	e := &Event{at, i.Level, i.What, i.Worker, clip(i.Name, mostName), i.Model, i.Text}
-	switch rest := strings.TrimPrefix(i.Cause, "it "); {
-	case i.What == "avoided" && strings.HasPrefix(rest, "gave no response: connection refused"):
-		e.Text = e.label() + " refused a request: connection refused"
-	case i.What == "avoided":
-		e.Text = e.label() + " failed a request: it " + rest
-	case i.What == "silent":
-		e.Text = e.label() + " gives no sign of life: " + i.Cause
-	case i.Kind == OfLeft && i.What == "left":
-		e.Text = strings.TrimSuffix(e.label()+" left without a word: "+i.Cause, ": ")
-	}
-	e.Text = clip(e.Text, mostText)
-	return e
-}
-
-// label names the worker of an event.
-func (e *Event) label() string { return e.Worker.Label(e.Name) }
-
-// ends notes the end of an item.
-func (l *Log) ends(now time.Time, i *Item) {
-	e := &Event{now, Good, i.What, i.Worker, i.Name, i.Model, ""}
-	switch {
-	case i.Kind == OfLeft: // it came back, or left an hour ago
-		if l.workers[*i.Worker] == "" {
-			return
-		}
-		e.Text = e.label() + " came back"
-	case i.Kind == OfWorker && l.workers[*i.Worker] == "": // it is gone
-		return
-	case i.What == "avoided":
-		e.Text = e.label() + " serves again"
-	case i.What == "silent":
-		e.Text = e.label() + " gives signs of life again"
-	case i.What == "probes":
-		e.Text = e.label() + " answers probes of its health again"
-	case i.What == "health":
-		e.Text = e.label() + " is healthy again"
-	case i.What == "events":
-		e.Text = "events of " + e.label() + " are complete again"
-	case i.What == "departs":
-		e.Text = e.label() + " caches what kvroute predicts again"
-	case i.Kind == OfWorker:
-		e.Text = fmt.Sprintf("%s no longer has the fault %s", e.label(), i.What)
-	default:
-		e.Text = "over: " + i.Text
-	}
-	l.add(e)
 }
 
 // Items returns what needed attention at the last observation, faults first: one item for each worker, and for each

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -383,6 +384,9 @@ func (r *rankSource) unavailable(to *atomic.Pointer[Fault], err error) {
 		kind, where, setting := "event", r.at.where(), "events.endpoint"
 		if to == &r.noReplay {
 			kind, where, setting = "replay", r.at.replay.String(), "events.replay"
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) { // the text has the address already
+			err = syscall.ECONNREFUSED
 		}
 		f = &Fault{faultRefused, fmt.Sprintf("its %s socket %s (rank %d) is unavailable: %v; is the engine running, and is %s right?",
 			kind, where, r.at.rank, err, setting)}

@@ -133,7 +133,7 @@ func TestARefusedSocketIsAFault(t *testing.T) {
 	w := zmqWorker(7, sim)
 	s, _ := follow(t, engines.SourcesConfig{}, w)
 	eventually(t, func() bool { return whats(s, 7) == "event_socket_refused" })
-	if f := s.Faults(7)[0].Text; !strings.Contains(f, sim.live) || !strings.Contains(f, "connection refused") {
+	if f := s.Faults(7)[0].Text; !strings.Contains(f, sim.live+" (rank 0) is unavailable: connection refused;") {
 		t.Error(f)
 	}
 	simulate(t, enginesim.SocketsConfig{Endpoint: sim.live})

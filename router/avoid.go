@@ -222,8 +222,8 @@ func (a *avoidance) responseFault() (fault Fault, found bool) {
 		return Fault{}, false
 	}
 	return Fault{"no_response", fmt.Sprintf(
-		"the worker has given no response since %s%s, neither to the first request that failed nor to those that tried it again: kvroute avoids it; start it, or remove it",
-		a.since.UTC().Format(time.RFC3339), strings.TrimSuffix(" ("+a.why+")", " ()")), a.since}, true
+		"the worker gave no response%s, neither to the first request that failed nor to those that tried it again: kvroute avoids it; start it, or remove it",
+		strings.TrimSuffix(" ("+a.why+")", " ()")), a.since}, true
 }
 
 // errorClass is a kind of response that says that a worker does not serve. Any other status is a good response:
