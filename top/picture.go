@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +18,6 @@ import (
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/outcomes"
-	"github.com/kvroute/kvroute/router"
 )
 
 const (
@@ -181,74 +179,6 @@ func (p *picture) rates(nowMS int64) string {
 	return fmt.Sprintf("requests/s  %s  TTFT  %s  cached  %s", rate, ttft, percent(float64(cached), float64(prompt)))
 }
 
-// order is an order of workers: the largest figure first, then by name.
-type order struct {
-	name   string
-	figure func(*api.Worker) int
-}
-
-func orders() []order {
-	return []order{
-		{"name", func(*api.Worker) int { return 0 }},
-		{"active requests", func(w *api.Worker) int { return w.ActiveRequests }},
-		{"pending tokens", func(w *api.Worker) int { return w.PendTokens }},
-		{"cached blocks", func(w *api.Worker) int { return w.CachedBlocks + w.GuessedBlocks }},
-		{"routed requests", func(w *api.Worker) int { return int(w.Routed) }},
-		{"failures", func(w *api.Worker) int { return int(w.Failures) }},
-	}
-}
-
-// workerTable returns the titles and a line for each worker, in an order.
-func (p *picture) workerTable(by, width int) []string {
-	label := func(w *api.Worker) string {
-		if w.Group != "" {
-			return "group " + w.Group
-		}
-		return w.Worker.Label(w.Name)
-	}
-	sorted := slices.Clone(p.Workers)
-	figure := orders()[by].figure
-	slices.SortFunc(sorted, func(a, b api.Worker) int {
-		return cmp.Or(cmp.Compare(figure(&b), figure(&a)), strings.Compare(label(&a), label(&b)))
-	})
-	rows := [][]string{{
-		"worker", "health", "active", "pending", " cached", "  routed", "failed", "events", "model", "address",
-	}}
-	for i := range sorted {
-		w := &sorted[i]
-		health, events := w.Health, string(w.KVEvents)
-		switch {
-		case health == router.Unhealthy.String():
-		case w.Draining:
-			health = "draining"
-		case w.Failing:
-			health = "failing"
-		}
-		switch {
-		case w.Summary != nil && w.Summary.Stale:
-			events = "stale"
-		case w.NeverHeard:
-			events = "never heard"
-		case w.Audit != nil && w.Audit.Departs:
-			events += ", departs"
-		case w.Audit != nil && w.Audit.Rule != "":
-			events += ", rule " + w.Audit.Rule
-		}
-		if w.EventsLevel == router.EventsFault {
-			events = "! " + events
-		}
-		if len(w.Faults) > 0 {
-			health += " ! " + w.Faults[0].What
-		}
-		rows = append(rows, []string{
-			label(w), health, fmt.Sprintf("%6d", w.ActiveRequests), fmt.Sprintf("%7d", w.PendTokens),
-			fmt.Sprintf("%7d", w.CachedBlocks+w.GuessedBlocks),
-			fmt.Sprintf("%8d", w.Routed), fmt.Sprintf("%6d", w.Failures), events, w.Model, w.Address.String(),
-		})
-	}
-	return table(rows, width)
-}
-
 // decisionTable returns the titles and a line for each decision, the newest first.
 func (p *picture) decisionTable(width int) []string {
 	rows := [][]string{{"time", "worker", " prompt", "cached", "TTFT ms", "reason", "model", "request"}}
@@ -272,7 +202,8 @@ func (p *picture) decisionTable(width int) []string {
 
 // text returns the whole picture as text.
 func (p *picture) text() string {
-	lines := slices.Concat(p.head(), p.workerTable(0, 0), []string{""}, p.decisionTable(0))
+	workers, _ := p.workerTable(0, 0)
+	lines := slices.Concat(p.head(), workers, []string{""}, p.decisionTable(0))
 	for i := range lines {
 		lines[i] = clip(lines[i], len(lines[i])) + "\n"
 	}
@@ -304,9 +235,6 @@ func table(rows [][]string, width int) []string {
 		}
 	}
 }
-
-// warning matches the lines of workers that need attention, as red and yellow ones.
-var warning = regexp.MustCompile(`(unhealthy|expired)|degraded|draining|failing| ! |stale|departs`)
 
 // clip returns at most n characters of a text, without control characters: the text may come from
 // a worker's record.

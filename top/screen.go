@@ -63,7 +63,7 @@ const (
 )
 
 const help = `up, down, page up, page down   scroll the workers
-s        sort the workers by name, active requests, pending tokens, ...
+s        sort the workers by health (the worst first), name, active requests, ...
 m        show all models, or the next model or router group
 ?        show or hide this page
 q        quit
@@ -78,7 +78,7 @@ cached   blocks in the worker's cache as far as kvroute knows
 routed   requests sent to the worker; failed: those that it refused or failed
 events   ok, partial, suspect, block_size_mismatch, none, summary, never heard or
          stale: see docs/protocol.md
-!        a fault: a worker that left, or whose configuration or answers are wrong
+health   with the words of the lines that begin with !, as in the dashboard
 departs  the usage figures of the worker's responses contradict the index`
 
 // Init does nothing.
@@ -143,7 +143,8 @@ func (s *screen) View() tea.View {
 // tables returns a picture with as many workers and decisions as fit. It moves the offset to where
 // there are workers. Decisions get a third of the lines, or what the workers leave.
 func (s *screen) tables(shown *picture) []string {
-	head, workers, decisions := shown.head(), shown.workerTable(s.by, s.width), shown.decisionTable(s.width)
+	head, decisions := shown.head(), shown.decisionTable(s.width)
+	workers, tones := shown.workerTable(s.by, s.width)
 	const others = 4 // lines: two titles, an empty one, the footer
 	rows := max(0, s.height-len(head)-others)
 	forDecisions := min(len(decisions)-1, max(rows/3, rows-(len(workers)-1)))
@@ -158,14 +159,8 @@ func (s *screen) tables(shown *picture) []string {
 		lines = append(lines, s.paint(style, l)...)
 	}
 	lines = append(lines, s.paint(bold, workers[0])...)
-	for _, l := range workers[1+s.offset:][:forWorkers] {
-		style := ""
-		if found := warning.FindStringSubmatch(l); found != nil {
-			style = yellow
-			if found[1] != "" {
-				style = red
-			}
-		}
+	for i, l := range workers[1+s.offset:][:forWorkers] {
+		style := map[tone]string{warn: yellow, bad: red}[tones[1+s.offset+i]]
 		lines = append(lines, s.paint(style, l)...)
 	}
 	return slices.Concat(lines, s.paint("", ""), s.paint(bold, decisions[0]), s.paint("", decisions[1:][:forDecisions]...))

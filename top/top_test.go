@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -82,25 +83,25 @@ func text(s *screen) string {
 }
 
 func TestScreen(t *testing.T) {
-	got := text(filled(t, 80, 24))
+	got := text(filled(t, 84, 24))
 	at := time.Date(2026, 11, 23, 17, 0, 0, 0, time.UTC).Local().Format(time.TimeOnly)
 	want := `kvroute a  1.2.3  degraded  check failed: nats
 requests/s  2.5  failed/s  0.2  TTFT  mean 80 ms, p90 140 ms  cached  25 %
 llama  saves 65 % of the prefill by estimate, 42 ms of each first token
 active requests of replicas  3 here  5 of 7
 
-worker      health     active  pending   cached    routed  failed  events
-?[31mevil?  unhealthy       0        0        0        77       0  never heard
-gpu-1       healthy         2      900       11        41       0  ok, rule drop
-gpu-1/1     failing         0     1200        0         2       6  ok, departs
+worker      health       active  pending   cached   routed  failed  events
+?[31mevil?  ✕ unhealthy       0        0        0       77       0  never heard
+gpu-1/1     ▲ degraded        0     1200        0        2       6  ok, departs
+gpu-1       ● healthy         2      900       11       41       0  ok, rule drop
 
 time      worker    prompt  cached  TTFT ms  reason  model  request
 ` + at + `  gpu-1/1      200    75 %      250  kv      llama  r-1
-` + strings.Repeat("\n", 11) + "3 workers by name  up/down scroll  s sort  m model  ? help  q quit"
+` + strings.Repeat("\n", 11) + "3 workers by health  up/down scroll  s sort  m model  ? help  q quit"
 	if got != want {
 		t.Errorf("the screen is\n%s\n\nwant\n%s", got, want)
 	}
-	if styled := filled(t, 80, 24).View(); !styled.AltScreen || !strings.Contains(styled.Content, red+"?[31mevil?") || !strings.Contains(styled.Content, yellow+"gpu-1/1") {
+	if styled := filled(t, 84, 24).View(); !styled.AltScreen || !strings.Contains(styled.Content, red+"?[31mevil?") || !strings.Contains(styled.Content, yellow+"gpu-1/1") {
 		t.Errorf("styles are missing: %q", styled.Content)
 	}
 }
@@ -118,6 +119,31 @@ func TestIncompleteEventsAreMarked(t *testing.T) {
 	}
 }
 
+// A worker that an item names is not shown as healthy: its row has the words of the dashboard, and the worst rows are first.
+func TestRowsHaveTheWordsOfTheItems(t *testing.T) {
+	var p picture
+	err := p.apply([]byte(`{"workers":[
+		{"worker_id":1,"name":"a","health":"healthy"},{"worker_id":2,"name":"b","health":"not_ready"},{"worker_id":3,"name":"c","health":"healthy","failing":true},
+		{"worker_id":4,"name":"d","health":"healthy","faults":[{"what":"block_size"}]},{"worker_id":5,"name":"e","health":"unhealthy","faults":[{"what":"silent"}]},
+		{"worker_id":6,"name":"f","health":"healthy","draining":true},{"worker_id":6,"dp_rank":1,"name":"f","health":"healthy"}],
+		"attention":[
+		{"level":"fault","kind":"worker","what":"silent","worker_id":5,"dp_rank":0,"also":[{"level":"note","kind":"worker","what":"avoided","worker_id":5,"dp_rank":0}]},
+		{"level":"fault","kind":"worker","what":"block_size","worker_id":4,"dp_rank":0},{"level":"note","kind":"worker","what":"avoided","worker_id":3,"dp_rank":0},
+		{"level":"note","kind":"worker","what":"health","worker_id":2,"dp_rank":0},{"level":"fault","kind":"left","what":"left","worker_id":1,"dp_rank":0},
+		{"level":"note","kind":"worker","what":"departs","worker_id":6,"dp_rank":1},{"level":"fault","kind":"replica","what":"bus"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range p.rows(0) {
+		got = append(got, r.label+" "+r.health)
+	}
+	want := []string{"d ✕ healthy, block_size", "e ✕ unhealthy, silent, avoided", "b ▲ not ready", "c ▲ healthy, avoided", "f/1 ▲ healthy, departs", "f ◌ healthy, draining", "a ● healthy"}
+	if !slices.Equal(got, want) {
+		t.Errorf("the rows are %q, want %q", got, want)
+	}
+}
+
 // What needs attention is named above the tables, with its time and what to do.
 func TestAttentionIsNamed(t *testing.T) {
 	s := &screen{}
@@ -131,7 +157,7 @@ func TestAttentionIsNamed(t *testing.T) {
 	for _, want := range []string{
 		red + "! " + at.Format(time.TimeOnly) + " worker gpu-1 has the fault silent: connection refused; start it" + plain + "\n" +
 			red + "!   also " + before + " worker gpu-1 failed" + plain + "\n" + red + "!   also b" + plain + "\n" + red + "!   also c" + plain + "\n" + red + "!   and 2 more" + plain,
-		red + "! ?model" + plain, "unhealthy ! silent",
+		red + "! ?model" + plain, "✕ unhealthy, silent",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %q", want, got)
@@ -180,13 +206,13 @@ func TestModelsAndGroupsAreSelected(t *testing.T) {
 		"decisions":[{"id":"r-1","model":"a","worker":{"worker_id":1}},{"id":"r-2","model":"a","group":"far","worker":{"worker_id":2}},{"id":"r-3","model":"b","worker":{"worker_id":3}}]}`))
 	all := []string{"gpu-1 ", "group far ", "gpu-3 ", "r-1", "r-2", "r-3", "a  saves 10 %", "a on group far  saves 20 %", "a on group left?  saves 30 %", "b  saves 40 %", "a  mean TTFT", "b  mean TTFT"}
 	for _, c := range []struct{ title, shown string }{
-		{"3 workers by name", "0 1 2 3 4 5 6 7 8 9 10 11"},
-		{"2 workers of a by name", "0 1 3 4 6 7 8 10"},
-		{"1 worker of a without a group by name", "0 3 6 10"},
-		{"1 worker of a on group far by name", "1 4 7 10"},
-		{"0 workers of a on group left? by name", "8 10"},
-		{"1 worker of b by name", "2 5 9 11"},
-		{"3 workers by name", "0 1 2 3 4 5 6 7 8 9 10 11"},
+		{"3 workers by health", "0 1 2 3 4 5 6 7 8 9 10 11"},
+		{"2 workers of a by health", "0 1 3 4 6 7 8 10"},
+		{"1 worker of a without a group by health", "0 3 6 10"},
+		{"1 worker of a on group far by health", "1 4 7 10"},
+		{"0 workers of a on group left? by health", "8 10"},
+		{"1 worker of b by health", "2 5 9 11"},
+		{"3 workers by health", "0 1 2 3 4 5 6 7 8 9 10 11"},
 	} {
 		got := text(s)
 		var shown []string
@@ -203,7 +229,7 @@ func TestModelsAndGroupsAreSelected(t *testing.T) {
 	s.Update(key('m'))
 	s.Update([]byte(`{"workers":[],"benefit":[]}`)) // the selected model is gone
 	s.Update(key('m'))
-	if got := text(s); !strings.Contains(got, "0 workers by name") {
+	if got := text(s); !strings.Contains(got, "0 workers by health") {
 		t.Errorf("after a model is gone:\n%s", got)
 	}
 }
@@ -237,18 +263,19 @@ func TestKeys(t *testing.T) {
 		want string
 		keys []tea.Msg
 	}{
-		{"?[31mevil?", nil},
-		{"gpu-1", []tea.Msg{down}},
-		{"gpu-1/1", []tea.Msg{down, down}},
-		{"gpu-1/1", []tea.Msg{tea.KeyPressMsg{Code: tea.KeyPgDown}}},
+		{"?[31mevil?", nil}, // health
+		{"gpu-1/1", []tea.Msg{down}},
+		{"gpu-1", []tea.Msg{down, down}},
+		{"gpu-1", []tea.Msg{tea.KeyPressMsg{Code: tea.KeyPgDown}}},
 		{"?[31mevil?", []tea.Msg{tea.KeyPressMsg{Code: tea.KeyPgDown}, tea.KeyPressMsg{Code: tea.KeyPgUp}}},
-		{"gpu-1", []tea.Msg{down, up, up, down}},
-		{"gpu-1", []tea.Msg{down, key('s')}},                                                  // active
-		{"gpu-1/1", []tea.Msg{key('s'), key('s')}},                                            // pending
-		{"gpu-1", []tea.Msg{key('s'), key('s'), key('s')}},                                    // cached
-		{"?[31mevil?", []tea.Msg{key('s'), key('s'), key('s'), key('s')}},                     // routed
-		{"gpu-1/1", []tea.Msg{key('s'), key('s'), key('s'), key('s'), key('s')}},              // failures
-		{"?[31mevil?", []tea.Msg{key('s'), key('s'), key('s'), key('s'), key('s'), key('s')}}, // name
+		{"gpu-1/1", []tea.Msg{down, up, up, down}},
+		{"?[31mevil?", []tea.Msg{down, key('s')}},                                                       // name
+		{"gpu-1", []tea.Msg{key('s'), key('s')}},                                                        // active
+		{"gpu-1/1", []tea.Msg{key('s'), key('s'), key('s')}},                                            // pending
+		{"gpu-1", []tea.Msg{key('s'), key('s'), key('s'), key('s')}},                                    // cached
+		{"?[31mevil?", []tea.Msg{key('s'), key('s'), key('s'), key('s'), key('s')}},                     // routed
+		{"gpu-1/1", []tea.Msg{key('s'), key('s'), key('s'), key('s'), key('s'), key('s')}},              // failures
+		{"?[31mevil?", []tea.Msg{key('s'), key('s'), key('s'), key('s'), key('s'), key('s'), key('s')}}, // health
 	} {
 		// View clamps the offset after each key, as in a terminal.
 		s := filled(t, 80, 10)
