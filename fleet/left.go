@@ -49,9 +49,9 @@ type Left struct {
 	Cause     string    `json:"cause,omitempty"`
 	LastState string    `json:"last_state"` // at its last sign of life: "healthy", "degraded" or "draining"; empty for [Unresolved]
 	Time      time.Time `json:"left_at"`    // for [Unresolved] the first failed lookup
-	// LostRequests are the requests that were in flight when the worker was removed, and those that it
-	// refused or failed since its last sign of life. It is 0 for [Removed].
-	LostRequests int `json:"requests_lost"`
+	// FailedRequests are the requests that were in flight when the worker was removed, and those that it
+	// refused or failed since its last sign of life. Other workers may have served them. It is 0 for [Removed].
+	FailedRequests int `json:"requests_failed"`
 }
 
 // IsFault says whether a person must mend something: the worker was not removed on purpose.
@@ -72,10 +72,10 @@ func (l *Left) Text(now time.Time) string {
 		text += ": " + l.Cause
 	}
 	switch {
-	case l.LostRequests == 1:
-		text += "; 1 request lost"
-	case l.LostRequests > 1:
-		text += fmt.Sprintf("; %d requests lost", l.LostRequests)
+	case l.FailedRequests == 1:
+		text += "; 1 request failed there"
+	case l.FailedRequests > 1:
+		text += fmt.Sprintf("; %d requests failed there", l.FailedRequests)
 	}
 	return text
 }
@@ -121,7 +121,7 @@ func (t *Table) departs(now time.Time, m *member, state Departure, cause string)
 	}
 	if state == Lost {
 		traffic := t.traffic(l.ID)
-		l.LostRequests = traffic.InFlight + int(traffic.Failures-min(traffic.Failures, m.sign.failures[0]))
+		l.FailedRequests = traffic.InFlight + int(traffic.Failures-min(traffic.Failures, m.sign.failures[0]))
 	}
 	t.left = append(t.left[max(0, len(t.left)-maxLeft+1):], l)
 	if state == Lost {
@@ -147,7 +147,7 @@ func (t *Table) returns(info *router.WorkerInfo) {
 	t.left = slices.DeleteFunc(t.left, func(l *Left) bool { return l.ID == info.ID })
 	for _, l := range t.left {
 		if l.State == Lost && l.Address == info.Address && l.Rank == info.DPStart {
-			l.State, l.Cause, l.LostRequests = Removed, fmt.Sprintf("worker %s has started at its address", label(info.ID, info.Name)), 0
+			l.State, l.Cause, l.FailedRequests = Removed, fmt.Sprintf("worker %s has started at its address", label(info.ID, info.Name)), 0
 		}
 	}
 }
@@ -238,7 +238,7 @@ func (r *Registry) reportLosses(m *meter.Maker) {
 			if l.State == Lost { // it has not been replaced since
 				l.Cause = cause
 			}
-			r.conf.Log.Warn("a worker has left without a word: it is removed", "worker", label(l.ID, l.Name), "address", l.Address.String(), "last_state", l.LastState, "requests_lost", l.LostRequests, "cause", cause)
+			r.conf.Log.Warn("a worker has left without a word: it is removed", "worker", label(l.ID, l.Name), "address", l.Address.String(), "last_state", l.LastState, "requests_failed", l.FailedRequests, "cause", cause)
 		})
 	}
 }

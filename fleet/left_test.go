@@ -80,7 +80,7 @@ func (d *departing) texts() string {
 	return strings.Join(all, ", ")
 }
 
-// A worker that falls silent stays listed for an hour with the cause, its last state and the requests lost.
+// A worker that falls silent stays listed for an hour with the cause, its last state and the requests that failed there.
 func TestAWorkerThatFallsSilentIsListed(t *testing.T) {
 	d := newDeparting(t)
 	d.PutNow(t, record("a"))
@@ -103,19 +103,19 @@ func TestAWorkerThatFallsSilentIsListed(t *testing.T) {
 		t.Errorf("before its removal %q is listed", got)
 	}
 	d.tick(30)
-	if got := d.texts(); got != "a left less than a minute ago; 5 requests lost" {
+	if got := d.texts(); got != "a left less than a minute ago; 5 requests failed there" {
 		t.Errorf("listed %q", got)
 	}
 	d.answer(syscall.ECONNREFUSED)
 	d.tick(120)
-	if got := d.texts(); got != "a left 2 min ago: connection refused; 5 requests lost" {
+	if got := d.texts(); got != "a left 2 min ago: connection refused; 5 requests failed there" {
 		t.Errorf("listed %q", got)
 	}
 	l := d.Left()[0]
 	if l.State != fleet.Lost || l.LastState != "healthy" || l.Address != netip.MustParseAddrPort("10.0.0.7:8000") || l.Models[0] != "m" || l.ID != wire.WorkerID("a") {
 		t.Errorf("listed %+v", l)
 	}
-	if !strings.Contains(d.log.String(), `level=WARN msg="a worker has left without a word: it is removed" worker=a address=10.0.0.7:8000 last_state=healthy requests_lost=5 cause="connection refused"`) {
+	if !strings.Contains(d.log.String(), `level=WARN msg="a worker has left without a word: it is removed" worker=a address=10.0.0.7:8000 last_state=healthy requests_failed=5 cause="connection refused"`) {
 		t.Errorf("log: %s", d.log.String())
 	}
 	d.now = d.now.Add(time.Hour)

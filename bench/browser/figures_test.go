@@ -92,7 +92,7 @@ func (s *service) want(t *testing.T, moment string) wanted {
 		tiles[[]string{"workers", "available", "active_requests", "pend_tokens"}[i]] = sum
 	}
 	for _, l := range list(workers, "left") {
-		row := pick(l, "state text last_state requests_lost address")
+		row := pick(l, "state text last_state requests_failed address")
 		row["name"], row["model"] = name(l, l["name"]), l["models"].([]any)[0]
 		w["left"][fmt.Sprintf("%s/%s", l["worker_id"], l["left_at"])] = row
 	}
@@ -285,7 +285,7 @@ func nearTime(text, value string) bool {
 // counts are the fields that tables and tiles show as numbers.
 var counts = map[string]bool{
 	"active_requests": true, "saved_tokens": true, "pend_tokens": true, "cached_blocks": true, "guessed_blocks": true, "routed": true, "failures": true,
-	"overlap_blocks": true, "prompt_blocks": true, "prefill_tokens": true, "blocks": true, "requests": true, "workers": true, "requests_lost": true, "level": true, "members": true,
+	"overlap_blocks": true, "prompt_blocks": true, "prefill_tokens": true, "blocks": true, "requests": true, "workers": true, "requests_failed": true, "level": true, "members": true,
 }
 
 func text(s *string) string {
