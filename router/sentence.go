@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"text/template"
+	"time"
 
 	"github.com/kvroute/kvroute/scorer"
 )
@@ -26,7 +27,8 @@ var texts = template.Must(template.New("").Funcs(template.FuncMap{
 	"label":    labelOf,
 	"plural":   plural[int],
 	"pluralOf": plural[string],
-	"cost":     six,
+	"figure":   Figure,
+	"rounded":  Rounded,
 	"percent":  func(x float64) string { return strconv.FormatFloat(100*x, 'g', 3, 64) },
 }).Parse(textsFile))
 
@@ -175,7 +177,7 @@ func (d *Decision) side(c *Candidate) *side {
 		"taints":   c.TaintWeight,
 		"use":      100 * c.KVUse,
 	} {
-		s.Numbers[name] = strconv.FormatFloat(math.Round(10*x)/10, 'f', -1, 64) // at most one decimal
+		s.Numbers[name] = Figure(math.Round(10*x) / 10)
 	}
 	return s
 }
@@ -219,18 +221,39 @@ func labelOf(w Worker, name, group string) string {
 
 // Costs compares the cost of the chosen worker with another one.
 func (e *explanation) Costs(other *side) pair {
-	x, y := six(e.D.Cost), six(other.C.Cost)
-	if x == y && e.D.Cost != other.C.Cost {
-		x, y = exact(e.D.Cost), exact(other.C.Cost)
+	x, y := Figure(e.D.Cost), Figure(other.C.Cost)
+	if more := other.C.Cost - e.D.Cost; x == y && more > 0 {
+		y = Figure(more) + " more"
+	} else if x == y && more < 0 {
+		y = Figure(-more) + " less"
 	}
 	return pair{x, y + " on " + other.Name}
 }
 
-// six prints a cost with six digits.
-func six(cost float64) string { return strconv.FormatFloat(cost+0, 'g', 6, 64) } // not -0
+// Figure returns a number for people: with at most four significant digits, but a whole number with all of its digits.
+func Figure(x float64) string {
+	if x == math.Trunc(x) {
+		return strconv.FormatFloat(x+0, 'f', -1, 64) // not -0
+	}
+	text := strconv.FormatFloat(x, 'g', 4, 64)
+	if math.Abs(x) < 1e4 {
+		return text
+	}
+	rounded, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return text
+	}
+	return strconv.FormatFloat(rounded, 'f', -1, 64) // without an exponent
+}
 
-// exact prints a number without rounding.
-func exact(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+// Rounded returns a duration for people: with at most four significant digits.
+func Rounded(d time.Duration) time.Duration {
+	unit := time.Duration(1)
+	for d.Abs() >= 10_000*unit {
+		unit *= 10
+	}
+	return d.Round(unit)
+}
 
 // plural returns a number with its noun.
 func plural[N int | string](n N, noun string) string {

@@ -78,13 +78,24 @@ func (c *claim) lowest() *router.Candidate {
 // shows reports whether a text is a number as sentences show it.
 func shows(text string, x float64) bool {
 	got, err := strconv.ParseFloat(text, 64)
-	return err == nil && math.Abs(got-x) <= .0500001
+	return err == nil && math.Abs(got-x) <= max(.0500001, 5e-4*math.Abs(x))
 }
 
-// costs reports whether a text is a cost.
-func costs6(text string, x float64) bool {
+// costs4 reports whether a text is a cost with at most four significant digits, or a whole number.
+func costs4(text string, x float64) bool {
 	got, err := strconv.ParseFloat(text, 64)
-	return err == nil && math.Abs(got-x) <= 1e-5*math.Abs(x)
+	digits := len(strings.Trim(strings.ReplaceAll(strings.TrimLeft(strings.Split(text, "e")[0], "-0."), ".", ""), "0"))
+	return err == nil && math.Abs(got-x) <= 5e-4*math.Abs(x) && (got == x || digits <= 4)
+}
+
+// compares reports whether the rest of a sentence has the cost of another worker, or the difference if it is too small
+// to be seen in the costs. The other worker's cost is higher if sign is 1, lower if it is -1.
+func (c *claim) compares(m []string, sign float64) bool {
+	other := c.named[m[5]].Cost
+	if m[4] != "" {
+		return costs4(m[3], sign*(other-c.chosen.Cost)) && costs4(m[2], other)
+	}
+	return costs4(m[3], other) && sign*must(m[2]) < sign*must(m[3])
 }
 
 // perWorker is a part of the load as costs count it.
@@ -115,7 +126,7 @@ func anyOf(*router.Candidate) bool { return true }
 // grammar has every sentence and what makes it true. W stands for a worker, N for a number.
 var grammar = map[string]func(c *claim, m []string) bool{
 	`The request waited (\S+) for a worker that is not busy`: func(c *claim, m []string) bool {
-		return m[1] == c.QueueTime.String() && c.QueueTime > 0
+		return m[1] == router.Rounded(c.QueueTime).String() && c.QueueTime > 0
 	},
 	`kvroute could not read the request, so it did not look for cached blocks`: func(c *claim, _ []string) bool {
 		return c.Reason == router.ReasonUnread && c.PromptTokens == 0
@@ -242,7 +253,7 @@ var grammar = map[string]func(c *claim, m []string) bool{
 			math.Abs(must(m[3])-100*c.chosen.Probability) <= .005*100*c.chosen.Probability && c.chosen.Probability > 0
 	},
 	`A rule of the program chose W, at a cost of N`: func(c *claim, m []string) bool {
-		return c.Policy == "" && c.isChosen(m[1]) && costs6(m[2], c.chosen.Cost)
+		return c.Policy == "" && c.isChosen(m[1]) && costs4(m[2], c.chosen.Cost)
 	},
 	`N workers have the lowest cost, N`: func(c *claim, m []string) bool {
 		n := 0
@@ -251,7 +262,7 @@ var grammar = map[string]func(c *claim, m []string) bool{
 				n++
 			}
 		}
-		return m[1] == fmt.Sprint(n) && n > 1 && costs6(m[2], c.Cost) && costs6(m[2], c.lowest().Cost)
+		return m[1] == fmt.Sprint(n) && n > 1 && costs4(m[2], c.Cost) && costs4(m[2], c.lowest().Cost)
 	},
 	`Among these, fewer requests win, then fewer blocks in use, then a draw`: func(c *claim, _ []string) bool {
 		return c.Policy != scorer.Weighted && !slices.ContainsFunc(c.eligible, func(one *router.Candidate) bool {
@@ -264,14 +275,14 @@ var grammar = map[string]func(c *claim, m []string) bool{
 		first := slices.IndexFunc(c.eligible, func(one *router.Candidate) bool { return one.Cost == c.chosen.Cost })
 		return c.Policy == scorer.Weighted && c.eligible[first] == c.chosen
 	},
-	`W has the lowest cost: N against N on W`: func(c *claim, m []string) bool {
+	`W has the lowest cost: N against N( more)? on W`: func(c *claim, m []string) bool {
 		return c.isChosen(m[1]) && c.chosen.Cost <= c.lowest().Cost+1e-9*math.Abs(c.lowest().Cost) &&
-			costs6(m[2], c.chosen.Cost) && costs6(m[3], c.named[m[4]].Cost) && must(m[2]) < must(m[3])
+			costs4(m[2], c.chosen.Cost) && c.compares(m, 1)
 	},
-	`W has a cost of N; the lowest is N on W`: func(c *claim, m []string) bool {
+	`W has a cost of N; the lowest is N( less)? on W`: func(c *claim, m []string) bool {
 		free := c.Policy != "" && c.Settings.Temperature == 0 && c.Reason != router.ReasonPreferred
-		return c.isChosen(m[1]) && costs6(m[2], c.chosen.Cost) && costs6(m[3], c.lowest().Cost) &&
-			c.named[m[4]].Cost == c.lowest().Cost && must(m[2]) > must(m[3]) && !free
+		return c.isChosen(m[1]) && costs4(m[2], c.chosen.Cost) && c.compares(m, -1) &&
+			c.named[m[5]].Cost == c.lowest().Cost && !free
 	},
 	`N (workers?) (?:is|are) (.+)`: func(c *claim, m []string) bool {
 		n := 0
@@ -375,7 +386,7 @@ func (cl *claims) complete(c *claim, said map[string][]string, fail func(string,
 	need(`(\w+) computes the prompt and W the output`, c.Prefill != nil && c.NoLeg == "")
 	free := c.Reason != router.ReasonSession && c.Reason != router.ReasonPreferred && c.Reason != router.ReasonPinned
 	need(`W is the only worker that can take the request`, free && len(c.eligible) == 1)
-	cost, rest := said[`W has the lowest cost: N against N on W`], said[`W has a cost of N; the lowest is N on W`]
+	cost, rest := said[`W has the lowest cost: N against N( more)? on W`], said[`W has a cost of N; the lowest is N( less)? on W`]
 	if c.Policy != "" && len(c.eligible) > 1 && cost == nil && rest == nil &&
 		said[`N workers have the lowest cost, N`] == nil {
 		fail("it says nothing of the costs")
@@ -389,7 +400,7 @@ func (cl *claims) complete(c *claim, said map[string][]string, fail func(string,
 		return
 	}
 	// What the cost counts and in which the two workers differ is named.
-	other := c.named[cost[4]]
+	other := c.named[cost[5]]
 	waits := c.Policy == scorer.PredictedTTFT || c.Policy == scorer.Tokens && c.Settings.TrackPrefill
 	differ := func(a, b float64) bool { return math.Abs(a-b) > .11 }
 	pend := func(one *router.Candidate) float64 { return perWorker(one, one.PendTokens) }
@@ -802,7 +813,7 @@ func TestUsedSettingsChangeCosts(t *testing.T) {
 				}
 				name := strings.Join(words[:len(words)-1], " ")
 				named[name] = true
-				if field, ok := maps.Collect(pairs(numbers(&base)))[name]; !ok || must(words[len(words)-1]) != field {
+				if field, ok := maps.Collect(pairs(numbers(&base)))[name]; !ok || !costs4(words[len(words)-1], field) {
 					t.Errorf("%s: %q, want %v", policy, part, field)
 				}
 			}
@@ -918,6 +929,22 @@ func TestFirstTokenText(t *testing.T) {
 	d := router.Decision{FirstTokenBy: router.SignEnd}
 	if got := d.FirstTokenText(); !strings.HasPrefix(got, "not seen") {
 		t.Errorf("a first token that was not seen: %q", got)
+	}
+}
+
+// Figures for people have at most four significant digits, and whole numbers all of theirs.
+func TestFigures(t *testing.T) {
+	for x, want := range map[float64]string{
+		0: "0", math.Copysign(0, -1): "0", 12345: "12345", -7: "-7", 1e6: "1000000", .10791666666666666: "0.1079", 2520.7938: "2521", 123456.7: "123500", 6e-05: "6e-05", -.0014507772020725387: "-0.001451",
+	} {
+		if got := router.Figure(x); got != want {
+			t.Errorf("%v is %q, want %q", x, got, want)
+		}
+	}
+	for d, want := range map[time.Duration]string{0: "0s", 9999: "9.999µs", 123456: "123.5µs", 84123456: "84.12ms", 61234567890: "1m1.23s", -1234567: "-1.235ms"} {
+		if got := router.Rounded(d).String(); got != want {
+			t.Errorf("%v is %q, want %q", d, got, want)
+		}
 	}
 }
 

@@ -104,7 +104,9 @@ var explainText string
 // explainTables are the tables that explain prints.
 //
 //nolint:gochecknoglobals // a table
-var explainTables = template.Must(template.New("").Funcs(template.FuncMap{"json": thresholdsText}).Parse(explainText))
+var explainTables = template.Must(template.New("").Funcs(template.FuncMap{
+	"json": thresholdsText, "figure": router.Figure, "rounded": router.Rounded,
+}).Parse(explainText))
 
 // thresholdsText returns thresholds as JSON, "" if there are none.
 func thresholdsText(t *router.Thresholds) (string, error) {

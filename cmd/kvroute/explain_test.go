@@ -30,7 +30,7 @@ func TestExplain(t *testing.T) {
 	r.MarkPrefillCompleted("why")
 	r.Free("why")
 	for args, want := range map[string][]string{
-		"why":         {"prompt    ", "80 tokens (exact), 10 full blocks of 8", "kv, random number 0.", "cost tokens, alpha 0.1, attention 6e-05, decode_weight 1, kv_read 0.00145", `thresholds   {"active_decode_blocks_threshold":0.45}`, "reason", "kv: Worker 3 has 8 of 10 blocks of the prompt: 16 tokens to compute against 40 on worker 2. ", "Worker 3 has the lowest cost: 21.6376 against ", "1 worker is above a busy threshold.", "8 of its blocks are cached, 16 tokens to compute", "hashes ", "first token  after", "end          after", "  chosen\n", "  excluded: above a busy threshold\n", "40.144"},
+		"why":         {"prompt    ", "80 tokens (exact), 10 full blocks of 8", "kv, random number 0.", "cost tokens, alpha 0.1, attention 6e-05, decode_weight 1, kv_read 0.00145", `thresholds   {"active_decode_blocks_threshold":0.45}`, "reason", "kv: Worker 3 has 8 of 10 blocks of the prompt: 16 tokens to compute against 40 on worker 2. ", "Worker 3 has the lowest cost: 21.64 against ", "1 worker is above a busy threshold.", "8 of its blocks are cached, 16 tokens to compute", "hashes ", "first token  after", "end          after", "  chosen\n", "  excluded: above a busy threshold\n", "  40.14\n"},
 		"last":        {"pin", "pinned: The request names worker 2.", "  excluded: not the worker that the request names\n"},
 		"last --json": {`"id": "pin"`},
 		"--json why":  {`"policy": "tokens"`, `"candidates": [`, `"excluded": "busy"`, `"verdict_text": "chosen"`, `"reason_text": "Worker 3 has 8 of 10 blocks`},
