@@ -9,12 +9,12 @@ export const benefit = new Table(find('benefit'), 'What routing by cache saves, 
   { name: 'Model', field: 'model', show: (b) => plain([b.model, b.group && `group ${b.group}`].filter(Boolean).join(' · ')) },
   {
     name: 'Prefill saved', field: 'saved_share',
-    show: (b) => (b.saved_share === undefined ? {} : { text: percent(b.saved_share), value: b.saved_share, share: Math.max(0, b.saved_share), title: `${b.saved_share}. ${meaning}` }),
+    show: (b) => (b.saved_share === undefined ? { text: b.why ? `no estimate: ${b.why}` : '', title: meaning } : { text: percent(b.saved_share), value: b.saved_share, share: Math.max(0, b.saved_share), title: `${b.saved_share}. ${meaning}` }),
   },
   {
     name: 'First token sooner by', field: 'saved_ms',
     show: (b) => (b.saved_ms === undefined
-      ? { title: 'No worker\'s prefill rate is measured yet.' }
+      ? { title: b.why ?? 'No worker\'s prefill rate is measured yet.' }
       : length(b.saved_ms, { title: `${b.saved_ms} ms, the mean of ${number(b.rated_requests)} requests: the saved tokens by the measured prefill rate of the worker. ${meaning}` })),
   },
   { name: 'Tokens saved', field: 'saved_tokens', show: (b) => count(b.saved_tokens, { title: meaning }) },

@@ -4,6 +4,7 @@ package outcomes
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -64,12 +65,16 @@ type measures struct {
 	saved float64 // ms
 	rated int
 	ttft  float64 // ms; below 0 if it was not seen
+	// estimated says that kvroute looked for the prompt's blocks in the caches.
+	estimated bool
+	mode      router.Mode
 }
 
 // measured returns the measures of an outcome.
 func measured(o *router.Outcome, ttft float64) measures {
 	c := o.Computing()
-	m := measures{Totals: Totals{1, 0, o.PromptTokens, c.CachedTokens, c.MeanCachedTokens}, ttft: ttft}
+	m := measures{Totals: Totals{1, 0, o.PromptTokens, c.CachedTokens, c.MeanCachedTokens}, ttft: ttft, mode: c.Mode}
+	m.estimated = o.PromptTokens > 0 && (c.Settings == nil || c.Settings.UsesOverlap())
 	if failed(o) {
 		m.Failed = 1
 	}
@@ -217,14 +222,18 @@ type Benefit struct {
 	PromptTokens     int     `json:"prompt_tokens"`
 	CachedTokens     int     `json:"cached_tokens"`
 	MeanCachedTokens float64 `json:"mean_cached_tokens"`
-	SavedTokens      float64 `json:"saved_tokens"`
+	// SavedTokens is nil if kvroute has not looked for any prompt in the caches. Why then says why.
+	SavedTokens *float64 `json:"saved_tokens,omitempty"`
 	// SavedShare is SavedTokens as a share of what a random candidate would have to compute; 0 if that is nothing.
-	SavedShare float64 `json:"saved_share"`
-	Rated      int     `json:"rated_requests"` // whose worker had a measured prefill rate
+	SavedShare *float64 `json:"saved_share,omitempty"`
+	Why        string   `json:"why,omitempty"`
+	Rated      int      `json:"rated_requests"` // whose worker had a measured prefill rate
 	// SavedTime is the mean time in ms, over the rated requests, that the worker saved of its prefill.
 	SavedTime float64 `json:"saved_ms,omitempty"`
 
-	saved float64 // sum in ms
+	saved     float64 // sum in ms
+	estimated bool
+	mode      router.Mode // of the latest request
 }
 
 func (b *Benefit) add(m *measures) {
@@ -234,6 +243,27 @@ func (b *Benefit) add(m *measures) {
 	b.MeanCachedTokens += m.MeanCachedTokens
 	b.Rated += m.rated
 	b.saved += m.saved
+	b.estimated = b.estimated || m.estimated
+	b.mode = m.mode
+}
+
+// estimate sets the estimate, or why there is none.
+func (b *Benefit) estimate() {
+	switch {
+	case b.estimated:
+		saved, share := float64(b.CachedTokens)-b.MeanCachedTokens, 0.
+		if computed := float64(b.PromptTokens) - b.MeanCachedTokens; computed > 0 {
+			share = saved / computed
+		}
+		b.SavedTokens, b.SavedShare = &saved, &share
+	case b.mode != router.KV && b.mode != "":
+		b.Why = fmt.Sprintf("router mode %s does not look for cached prompts", b.mode)
+	default:
+		b.Why = "kvroute could read none of the prompts, or its costs do not count cached prompts"
+	}
+	if b.Rated > 0 && b.estimated {
+		b.SavedTime = b.saved / float64(b.Rated)
+	}
 }
 
 // Benefits returns the estimates, the series with most requests first.
@@ -246,13 +276,7 @@ func (r *Recorder) Benefits() []Benefit {
 		if b.Requests == 0 {
 			continue
 		}
-		b.SavedTokens = float64(b.CachedTokens) - b.MeanCachedTokens
-		if computed := float64(b.PromptTokens) - b.MeanCachedTokens; computed > 0 {
-			b.SavedShare = b.SavedTokens / computed
-		}
-		if b.Rated > 0 {
-			b.SavedTime = b.saved / float64(b.Rated)
-		}
+		b.estimate()
 		all = append(all, b)
 	}
 	slices.SortFunc(all, func(a, b Benefit) int {

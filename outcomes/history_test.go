@@ -8,12 +8,14 @@ import (
 	"math"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/outcomes"
 	"github.com/kvroute/kvroute/router"
+	"github.com/kvroute/kvroute/scorer"
 )
 
 // newRecorder returns a recorder with a clock.
@@ -121,7 +123,7 @@ func TestBenefits(t *testing.T) {
 	r, now := newRecorder(t)
 	o := outcome(*now, time.Second) // 1000 tokens, 800 cached, 300 on average
 	r.Finished(o)
-	if b := r.Benefits(); len(b) != 1 || b[0].SavedTokens != 500 || math.Abs(b[0].SavedShare-5./7) > 1e-9 || b[0].SavedTime != 0 || b[0].Rated != 0 {
+	if b := r.Benefits(); len(b) != 1 || b[0].SavedTokens == nil || *b[0].SavedTokens != 500 || math.Abs(*b[0].SavedShare-5./7) > 1e-9 || b[0].Why != "" || b[0].SavedTime != 0 || b[0].Rated != 0 {
 		t.Errorf("without a rate: %+v", b)
 	}
 	o.PrefillRate = 2000
@@ -139,6 +141,32 @@ func TestBenefits(t *testing.T) {
 	text, err := json.Marshal(b[0])
 	if want := `{"model":"m","group":"","requests":2,"prompt_tokens":2000,"cached_tokens":1600,"mean_cached_tokens":600,"saved_tokens":1000,"saved_share":0.7142857142857143,"rated_requests":1,"saved_ms":250}`; err != nil || string(text) != want {
 		t.Errorf("%v: %s", err, text)
+	}
+}
+
+// Without a look into the caches there is no estimate, rather than one of 0.
+func TestNoEstimateWithoutCaches(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*router.Outcome)
+		want   string // "" = an estimate
+	}{
+		"nothing is cached":        {func(o *router.Outcome) { o.CachedTokens, o.MeanCachedTokens = 0, 0 }, ""},
+		"round robin":              {func(o *router.Outcome) { o.Mode, o.PromptTokens, o.CachedTokens = router.RoundRobin, 0, 0 }, "router mode round-robin does not look for cached prompts"},
+		"an unread prompt":         {func(o *router.Outcome) { o.Mode, o.PromptTokens, o.CachedTokens = router.KV, 0, 0 }, "kvroute could read none of the prompts"},
+		"costs without any credit": {func(o *router.Outcome) { o.Settings, o.CachedTokens = &scorer.Settings{Policy: scorer.Dynamo}, 0 }, "its costs do not count cached prompts"},
+	} {
+		r, now := newRecorder(t)
+		o := outcome(*now, time.Second)
+		c.change(&o)
+		r.Finished(o)
+		b := r.Benefits()[0]
+		if has := b.SavedShare != nil && b.SavedTokens != nil; has != (c.want == "") || !strings.Contains(b.Why, c.want) || b.Requests != 1 {
+			t.Errorf("%s: %+v", name, b)
+		}
+		text, err := json.Marshal(b)
+		if err != nil || strings.Contains(string(text), "saved_share") != (c.want == "") {
+			t.Errorf("%s: %v, %s", name, err, text)
+		}
 	}
 }
 

@@ -107,8 +107,11 @@ func (p *picture) models() (lines []string) {
 		if b.Group != "" {
 			name += " on group " + clip(b.Group, maxCell)
 		}
-		line := fmt.Sprintf("%s  saves %s of the prefill by estimate", name, percent(b.SavedShare, 1))
-		if b.Rated > 0 {
+		line := fmt.Sprintf("%s  no estimate of what is saved: %s", name, b.Why)
+		if b.SavedShare != nil {
+			line = fmt.Sprintf("%s  saves %s of the prefill by estimate", name, percent(*b.SavedShare, 1))
+		}
+		if b.SavedShare != nil && b.Rated > 0 {
 			line += fmt.Sprintf(", %.0f ms of each first token", b.SavedTime)
 		}
 		lines = append(lines, line)

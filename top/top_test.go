@@ -178,14 +178,14 @@ func TestModelsAndIds(t *testing.T) {
 	s := &screen{}
 	s.Update(tea.WindowSizeMsg{Width: 200, Height: 40})
 	id := strings.Repeat("0123456789abcdef", 4)
-	s.Update([]byte(`{"benefit":[{"model":"a","saved_share":0.5},{"model":"b","group":"g","saved_share":0.25,"rated_requests":1,"saved_ms":7},{"model":"c"},{"model":"d"},{"model":"e"},{"model":"f"}],
+	s.Update([]byte(`{"benefit":[{"model":"a","saved_share":0.5},{"model":"b","group":"g","saved_share":0.25,"rated_requests":1,"saved_ms":7},{"model":"c","why":"router mode random does not look for cached prompts"},{"model":"d"},{"model":"e"},{"model":"f"}],
 		"holdout":{"share":0.1,"confidence":0.95,"models":[
 			{"model":"a","routed":{"mean_ms":84.2},"round_robin":{"mean_ms":204.6},"difference_ms":120.4,"low_ms":80.2,"high_ms":160.6},
 			{"model":"b","routed":{"mean_ms":1},"round_robin":{"mean_ms":2},"why":"each side needs the first tokens of 30 requests"}]},
 		"decisions":[{"id":"` + id + `","worker":{"worker_id":1}}]}`))
 	got := text(s)
 	for _, want := range []string{
-		"a  saves 50 % of the prefill by estimate\n", "b on group g  saves 25 % of the prefill by estimate, 7 ms of each first token\n", "and 1 more model\n",
+		"a  saves 50 % of the prefill by estimate\n", "b on group g  saves 25 % of the prefill by estimate, 7 ms of each first token\n", "and 1 more model\n", "c  no estimate of what is saved: router mode random does not look for cached prompts\n",
 		"a  mean TTFT 84 ms, of round-robin requests 205 ms: 120 ms more, 80 to 161 with 95 % confidence\n",
 		"b  mean TTFT 1 ms, of round-robin requests 2 ms (each side needs the first tokens of 30 requests)\n", id,
 	} {
