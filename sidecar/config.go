@@ -27,7 +27,7 @@ type Config struct {
 
 	bus.Access `yaml:",inline"`
 
-	// <number> of NATS servers that store the stream, if it is made here: 1, 3 or 5
+	// 1, 3 or 5: <number> of NATS servers that store the stream, if it is made here
 	NATSReplicas int `yaml:"nats-replicas" default:"1" want:"1, 3 or 5"`
 
 	wire.Scope `yaml:",inline"`
@@ -67,7 +67,7 @@ type Config struct {
 	// <names> of its adapters, comma-separated
 	LoRA string `yaml:"lora"`
 
-	// <role> of the worker: aggregated, prefill, decode or both; empty asks the engine, where only
+	// aggregated, prefill, decode or both: <role> of the worker; empty asks the engine, where only
 	// SGLang answers
 	Role string `yaml:"role" want:"aggregated, prefill, decode, both or nothing"`
 

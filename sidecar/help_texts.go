@@ -10,7 +10,7 @@ func (*Config) Help(setting string) string {
 	case "nats-url":
 		return "<URL> of the NATS server, or file:PATH of a file that holds it"
 	case "nats-replicas":
-		return "<number> of NATS servers that store the stream, if it is made here: 1, 3 or 5"
+		return "1, 3 or 5: <number> of NATS servers that store the stream, if it is made here"
 	case "name":
 		return "name of the worker; empty takes its address"
 	case "worker-id":
@@ -34,7 +34,7 @@ func (*Config) Help(setting string) string {
 	case "lora":
 		return "<names> of its adapters, comma-separated"
 	case "role":
-		return "<role> of the worker: aggregated, prefill, decode or both; empty asks the engine, where only SGLang answers"
+		return "aggregated, prefill, decode or both: <role> of the worker; empty asks the engine, where only SGLang answers"
 	case "kv-source":
 		return "<ip:port> of rank 0's socket for workers that copy blocks of this worker: of vLLM's P2P tier"
 	case "model-card":

@@ -33,7 +33,7 @@ type Command struct {
 	Split    bool   `yaml:"split" help:"play the load on aggregated workers, and on prefill and decode workers, half of each"`
 	Hot      bool   `yaml:"hot" help:"play chats that share one long prompt, with round robin and with kvroute's default cost, the latter also without its term for decoding"`
 	Workers  int    `yaml:"workers" default:"4" want:"1 to 64" help:"<number> of simulated workers; 8 with groups or --hot"`
-	Preset   string `yaml:"preset" default:"32b-2xh100" help:"<hardware> of the workers"`
+	Preset   string `yaml:"preset" default:"32b-2xh100" want:"8b-1xh100, 32b-2xh100 or 70b-4xh100" help:"8b-1xh100, 32b-2xh100 or 70b-4xh100: hardware of the workers"`
 	Blocks   int    `yaml:"num-gpu-blocks" default:"2400" help:"capacity of each worker's cache in <blocks> of 16 tokens; 19,200 with --hot"`
 
 	stack Stack // what every way has

@@ -56,7 +56,7 @@ flags:
 type Command struct {
 	Trace   string `yaml:"trace" help:"<file> with the workload; none: made up"`
 	Users   int    `yaml:"users" want:"0 to 65536" help:"the trace has conversations, for this <number> of users in a closed loop"`
-	Engine  string `yaml:"engine" default:"32b" want:"8b, 32b or 70b" help:"<preset> of the engines: 8b (one H100), 32b (two) or 70b (four)"`
+	Engine  string `yaml:"engine" default:"32b" want:"8b, 32b or 70b" help:"8b, 32b or 70b: preset of the engines, with one, two or four H100"`
 	SyncOff bool   `yaml:"sync-off" help:"replicas never hear of each other's requests"`
 	Seeds   int    `yaml:"seeds" default:"1" want:"1 to 1000" help:"<number> of seeds"`
 	HitRate bool   `yaml:"hit-rate" help:"only print the block hits of caches without time: endless, one of the summed size, round robin"`

@@ -59,7 +59,7 @@ type config struct {
 
 	bus.Access `yaml:",inline"`
 
-	// <number> of NATS servers that store the streams and buckets that kvroute makes: 1, 3 or 5
+	// 1, 3 or 5: <number> of NATS servers that store the streams and buckets that kvroute makes
 	NATSReplicas int `yaml:"nats-replicas" default:"1" want:"1, 3 or 5"`
 
 	wire.Scope `yaml:",inline"`

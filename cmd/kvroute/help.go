@@ -129,6 +129,39 @@ func wrongFlag(fs *flag.FlagSet, err error) error {
 	return usageError(strings.NewReplacer("flag -", "flag --", "argument: -", "argument: --").Replace(err.Error()))
 }
 
+// beginning is the setting that an error is about, after the name of a package. A Go name is that of a flag, too.
+var beginning = regexp.MustCompile(`^(?:[a-z]+: )?([A-Za-z][A-Za-z0-9-]*) `)
+
+// asTyped names settings in the lines of an error as the user gave them: a flag of args with its dashes, a variable of the
+// environment in capital letters. A setting of a file has the file's name in front, and stays.
+func asTyped(text string, args []string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		found := beginning.FindStringSubmatch(line)
+		if found == nil {
+			continue
+		}
+		name := strings.ToLower(strings.Join(words.FindAllString(found[1], -1), "-"))
+		typed := slices.ContainsFunc(args, func(arg string) bool {
+			flag, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+			return flag == name && strings.HasPrefix(arg, "-")
+		})
+		switch {
+		case typed:
+			name = "--" + name
+		case os.Getenv(variable(name)) != "":
+			name = variable(name)
+		default:
+			continue
+		}
+		lines[i] = name + " " + line[len(found[0]):]
+	}
+	return strings.Join(lines, "\n")
+}
+
+// words finds the words of a setting's name.
+var words = regexp.MustCompile(`[A-Z]?[a-z0-9]+|[A-Z]+`)
+
 // wantedOf names the values that a flag accepts.
 func wantedOf(f *flag.Flag) string {
 	if value, ok := f.Value.(flag.Getter); ok {

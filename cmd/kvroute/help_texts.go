@@ -24,7 +24,7 @@ func (*config) Help(setting string) string {
 	case "nats-listen":
 		return "<ip:port> at which the NATS server in this process listens for workers and other replicas; empty listens nowhere. Clients need the URL in the file nats-url of state-dir"
 	case "nats-replicas":
-		return "<number> of NATS servers that store the streams and buckets that kvroute makes: 1, 3 or 5"
+		return "1, 3 or 5: <number> of NATS servers that store the streams and buckets that kvroute makes"
 	case "worker-networks":
 		return "<networks> that workers may be in: CIDR, CIDR:port or CIDR:port-port, comma-separated; empty allows all. Add 127.0.0.0/8 to let workers on loopback register"
 	case "worker-tls-ca":
@@ -244,7 +244,7 @@ func (*Routing) Help(setting string) string {
 	case "decode-overlap-score-credit":
 		return "<blocks> that a cached block of a decode worker is worth in its choice; 0 chooses it by load alone"
 	case "overload-status":
-		return "<status> of requests that are refused because all workers are busy: 429, 503 or 529"
+		return "429, 503 or 529: <status> of requests that are refused because all workers are busy"
 	case "session-affinity-ttl-secs":
 		return "<seconds> without a request after which a session leaves its worker; 0 ignores sessions"
 	case "session-affinity-mode":

@@ -116,7 +116,7 @@ func run(ctx context.Context, args []string, io stdio) (status int) {
 	case errors.Is(err, errInterrupted), errors.Is(err, context.Canceled):
 		return 130 // as shells report SIGINT
 	default:
-		fmt.Fprintf(io.err, "kvroute %s: %v\n", cmd.name, err)
+		fmt.Fprintf(io.err, "kvroute %s: %s\n", cmd.name, asTyped(err.Error(), rest))
 		return 1
 	}
 }

@@ -162,7 +162,7 @@ type Routing struct {
 
 	Pulls `yaml:",inline"`
 
-	// <status> of requests that are refused because all workers are busy: 429, 503 or 529
+	// 429, 503 or 529: <status> of requests that are refused because all workers are busy
 	OverloadStatus int `yaml:"overload-status" default:"429" want:"429, 503 or 529"`
 
 	// <seconds> without a request after which a session leaves its worker; 0 ignores sessions
