@@ -16,17 +16,17 @@ type change struct{ begins, ends string }
 //
 //nolint:gochecknoglobals // a table
 var changes = map[string]change{
-	"answers_errors":       {"answers errors far more often than other workers", "no longer answers errors more often than other workers"},
+	"answers_errors":       {"answers errors more often than other workers", "answers as few errors as other workers"},
 	"avoided":              {"failed a request", "serves again"},
-	"block_size":           {"has blocks of another size than its settings say", "has blocks of the size in its settings again"},
+	"block_size":           {"has blocks of another size than its settings", "has blocks of the right size again"},
 	"departs":              {"caches other tokens than kvroute predicts", "caches what kvroute predicts again"},
 	"engine_flags":         {"has other flags for prompts than its model", "has the flags of its model for prompts again"},
-	"event_socket_refused": {"does not accept connections to its event sockets", "accepts connections to its event sockets again"},
-	"event_sockets":        {"has other event sockets than its settings say", "has the event sockets of its settings again"},
+	"event_socket_refused": {"has an event socket that refuses connections", "has open event sockets again"},
+	"event_sockets":        {"has other event sockets than its settings", "has the right event sockets again"},
 	"events":               {"has incomplete cache events", "has complete cache events again"},
 	"health":               {"is not healthy", "is healthy again"},
 	"left":                 {"left without a word", "came back"},
-	"max_model_len":        {"takes only shorter requests than other workers of its model", "takes requests as long as other workers of its model again"},
+	"max_model_len":        {"takes shorter requests than workers of its model", "takes long requests again"},
 	"model_not_served":     {"does not serve all of its models", "serves all of its models again"},
 	"no_response":          {"gives no response to requests", "responds to requests again"},
 	"probes":               {"fails the probes of its health", "answers probes of its health again"},

@@ -154,8 +154,8 @@ func worsened(k key, among map[key]*open) bool {
 	return at >= 0 && slices.ContainsFunc(stages[at+1:], worse)
 }
 
-// repeats reports whether an item says what an earlier one, or one of the same moment, says of its worker: a worker that
-// gives no response has failed a request, and one that is degraded has failed probes.
+// repeats reports whether an item has the same event as an earlier one about its worker, or as one of the same moment: a
+// worker that gives no response has failed a request, and one that is degraded has failed probes.
 func repeats(k key, before map[key]*open, now map[key]bool) bool {
 	switch k.what {
 	case "no_response":
@@ -185,7 +185,8 @@ func (l *Log) observeWorkers(now time.Time, s *State) {
 		w := &s.Workers[i]
 		known[w.Worker] = clip(router.Worker{ID: w.ID}.Label(w.Name), mostName)
 		if l.observed && l.workers[w.Worker] == "" && !l.left(w.ID) { // else it comes back
-			l.add(Event{now, Note, "joined", new(w.Worker), clip(w.Name, mostName), w.Model, ""}, "joined")
+			e := Event{now, Note, "joined", new(w.Worker), clip(w.Name, mostName), w.Model, ""}
+			l.add(e, "joined")
 		}
 	}
 	for w, label := range l.workers {
