@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -45,7 +46,7 @@ const (
 //nolint:gochecknoglobals // a constant
 var workerLabels = []string{"worker", "rank", "model"}
 
-// readWorkers reads the metrics of --worker-metrics workers, in worker order, and then of workers that left.
+// readWorkers reads the metrics of the first --worker-metrics workers, and then of workers that left.
 // A name that another worker of the model has, too, is replaced by the worker's id.
 func (s *server) readWorkers(observe func(place int, value float64, labels ...string)) {
 	workers := s.router.Workers()
@@ -63,8 +64,22 @@ func (s *server) readWorkers(observe func(place int, value float64, labels ...st
 		return labels
 	}
 	workers = workers[:min(len(workers), s.conf.WorkerMetrics)]
-	for _, w := range workers {
-		labels := labelsOf(w.Worker, w.Name, w.Model)
+	type labelled struct {
+		w      *router.WorkerState
+		labels []string
+	}
+	all := make([]labelled, len(workers))
+	for i := range workers {
+		w := &workers[i]
+		all[i] = labelled{w, labelsOf(w.Worker, w.Name, w.Model)}
+	}
+	// The exporter sorts the values of each metric by model, rank and worker. In this order it compares each one once.
+	slices.SortFunc(all, func(a, b labelled) int {
+		return cmp.Or(strings.Compare(a.labels[2], b.labels[2]), strings.Compare(a.labels[1], b.labels[1]),
+			strings.Compare(a.labels[0], b.labels[0]))
+	})
+	for _, one := range all {
+		w, labels := one.w, one.labels
 		for i, n := range []int{int(w.Routed), int(w.Failures), w.ActiveRequests, w.PendTokens, w.ActiveBlocks, w.CachedBlocks + w.GuessedBlocks} {
 			observe(i, float64(n), labels...)
 		}
