@@ -154,8 +154,8 @@ func worsened(k key, among map[key]*open) bool {
 	return at >= 0 && slices.ContainsFunc(stages[at+1:], worse)
 }
 
-// repeats reports whether an item has the same event as an earlier one about its worker, or one of the same moment: a worker
-// that gives no response has failed a request, and one that is degraded has failed probes.
+// repeats reports whether an item has the same event as an earlier one about its worker, or one of the same moment: a
+// worker that gives no response has failed a request, and one that is degraded has failed probes.
 func repeats(k key, before map[key]*open, now map[key]bool) bool {
 	switch k.what {
 	case "no_response":

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/engine"
 	"github.com/kvroute/kvroute/internal/reach"
 	"github.com/kvroute/kvroute/internal/zmtp"
 )
@@ -42,7 +43,7 @@ func (s *Sources) Compare(ctx context.Context, w EngineWorker) (f Found, faults 
 		if _, unsaid := errors.AsType[reach.StatusError](err); err != nil && !unsaid {
 			return f, faults, err
 		}
-		f.BlockSize, _ = readCacheConfig(metrics)
+		f.BlockSize, _ = engine.CacheConfig(metrics)
 	}
 	if w.BlockSize > 0 && f.BlockSize > 0 && w.BlockSize != f.BlockSize {
 		faults = append(faults, Fault{faultBlockSize, fmt.Sprintf("block_size is %d, and its engine has blocks of %d tokens: set block_size to %d",

@@ -11,9 +11,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"regexp"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/kvroute/kvroute/internal/engine"
@@ -89,7 +87,7 @@ func (s *Sources) Discover(ctx context.Context, w EngineWorker) (Found, error) {
 		}
 		if source.cacheConfig {
 			if metrics, err := s.get(ctx, w.Host, base+"/metrics"); err == nil {
-				f.BlockSize, f.TotalKVBlocks = readCacheConfig(metrics)
+				f.BlockSize, f.TotalKVBlocks = engine.CacheConfig(metrics)
 			}
 		}
 		return f, nil
@@ -169,26 +167,6 @@ func ofHost(e zmtp.Endpoint, host string) bool {
 	near := ip != nil && ip.IsLoopback()
 	return e.Path != "" && near || e.Path == "" &&
 		(e.Anywhere() || e.Host == host || near && other != nil && other.IsLoopback())
-}
-
-var (
-	cacheConfig = regexp.MustCompile(`(?m)^vllm:cache_config_info\{[^\n]*`)
-	configLabel = regexp.MustCompile(`[{,](block_size|num_gpu_blocks)="([0-9]+)"`)
-)
-
-// readCacheConfig finds the size and number of blocks among vLLM's metrics.
-func readCacheConfig(metrics []byte) (blockSize, blocks int) {
-	for _, m := range configLabel.FindAllSubmatch(cacheConfig.Find(metrics), -1) {
-		n, err := strconv.Atoi(string(m[2]))
-		switch {
-		case err != nil:
-		case string(m[1]) == "block_size":
-			blockSize = n
-		default:
-			blocks = n
-		}
-	}
-	return blockSize, blocks
 }
 
 // clip limits a text of an engine's answer.

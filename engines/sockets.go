@@ -54,10 +54,8 @@ const (
 func (s *Sources) sockets(ctx context.Context, w *EngineWorker) ([]socket, error) {
 	switch w.Transport {
 	case TransportPoll:
-		url := w.Endpoint
-		url = cmp.Or(url, "http://"+w.Address+"/kv_cache_events")
 		w.Engine = cmp.Or(w.Engine, engine.TRTLLM)
-		return []socket{{rank: w.DPStart, url: url}}, nil
+		return []socket{{rank: w.DPStart, url: cmp.Or(w.Endpoint, "http://"+w.Address+"/kv_cache_events")}}, nil
 	case TransportZMQ:
 	default:
 		return nil, fmt.Errorf("engines: transport is %q, want %s or %s", w.Transport, TransportZMQ, TransportPoll)

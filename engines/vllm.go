@@ -208,19 +208,19 @@ func (r *eventReader) field(key, data []byte) (rest []byte, err error) {
 		r.b.tokens, rest, err = msgpack.AppendIDs(r.b.tokens, data, readToken)
 		ev.Tokens = r.b.tokens[first:]
 	case "block_size":
-		ev.BlockSize, rest, err = readInt(data, math.MaxInt32)
+		ev.BlockSize, rest, err = msgpack.IntRest(data, math.MaxInt32)
 	case "group_idx":
 		r.hasGroup = true
-		ev.Group, rest, err = readInt(data, maxGroup-1)
+		ev.Group, rest, err = msgpack.IntRest(data, maxGroup-1)
 	case "kv_cache_spec_kind":
 		word, rest, err = msgp.ReadStringZC(data)
 		if ev.Spec = fullAttention; string(word) != fullAttention {
 			ev.Spec = string(word)
 		}
 	case "kv_cache_spec_sliding_window":
-		ev.Window, rest, err = readInt(data, math.MaxInt32)
+		ev.Window, rest, err = msgpack.IntRest(data, math.MaxInt32)
 	case "medium":
-		word, rest, err = readWord(data)
+		word, rest, err = msgpack.Word(data)
 		tier, known := media[string(word)]
 		if !known {
 			tier, known = media[strings.ToUpper(string(word))]
@@ -229,7 +229,7 @@ func (r *eventReader) field(key, data []byte) (rest []byte, err error) {
 			r.drop = DropMedium
 		}
 	case "locality":
-		if word, rest, err = readWord(data); !strings.EqualFold(string(word), "LOCAL") {
+		if word, rest, err = msgpack.Word(data); !strings.EqualFold(string(word), "LOCAL") {
 			r.drop = DropForeign
 		}
 	case "ownership":
@@ -398,24 +398,6 @@ func readHash(data []byte) (hash uint64, rest []byte, err error) {
 		return 0, rest, err
 	}
 	return binary.BigEndian.Uint64(b[len(b)-8:]), rest, nil
-}
-
-// readInt reads an integer from 0 to most.
-func readInt(data []byte, most uint64) (n int, rest []byte, err error) {
-	v, rest, err := msgpack.UintRest(data)
-	if err == nil && v > most {
-		err = fmt.Errorf("%w: %d, want at most %d", msgpack.ErrShape, v, most)
-	}
-	return int(v), rest, err
-}
-
-// readWord reads a text. A value of another type becomes a word that nobody uses.
-func readWord(data []byte) (word, rest []byte, err error) {
-	if msgp.NextType(data) == msgp.StrType {
-		return msgp.ReadStringZC(data)
-	}
-	rest, err = msgp.Skip(data)
-	return []byte("?"), rest, err
 }
 
 // readTime reads a batch's time, in seconds since 1970; 0 if it is a whole number or absent. Another

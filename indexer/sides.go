@@ -84,8 +84,8 @@ func lcm(a, b int) int {
 //
 // # Invariants
 //
-//   - held has a bit for each group with blocks of a step or more that has at least one copy of a block; it has no entry
-//     without a bit.
+//   - held has a bit for each group with blocks of a step or more that has at least one copy of a block; it has no
+//     entry without a bit.
 //   - before has a map for each group whose blocks are shorter than a step: for each block that the group has, a block
 //     before it, or the block itself if that is unknown. If the group keeps the block directly before it when it stores
 //     the block, it is that one.

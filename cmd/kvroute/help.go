@@ -132,8 +132,8 @@ func wrongFlag(fs *flag.FlagSet, err error) error {
 // beginning is the setting that an error is about, after the name of a package. A Go name is that of a flag, too.
 var beginning = regexp.MustCompile(`^(?:[a-z]+: )?([A-Za-z][A-Za-z0-9-]*) `)
 
-// asTyped names settings in the lines of an error as the user gave them: a flag of args with its dashes, a variable of the
-// environment in capital letters. A setting of a file has the file's name in front, and stays.
+// asTyped names settings in the lines of an error as the user gave them: a flag of args with its dashes, a variable
+// of the environment in capital letters. A setting of a file has the file's name in front, and stays.
 func asTyped(text string, args []string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {

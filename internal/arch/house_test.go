@@ -31,10 +31,10 @@ import (
 var tokenLimits = map[string]int{
 	"confirm":            9069,
 	"api":                11302,
-	"attention":          4683,
+	"attention":          5214,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        37818,
+	"cmd/kvroute":        38262,
 	"dashboard":          317,
 	"docs":               110,
 	"doctor":             4110,
@@ -49,14 +49,14 @@ var tokenLimits = map[string]int{
 	"extproc":            20957,
 	"fleet":              29234,
 	"fleet/pods":         7513,
-	"indexer":            30525,
+	"indexer":            30981,
 	"internal/beat":      260,
 	"internal/bus":       2234,
-	"internal/engine":    1109,
+	"internal/engine":    1253,
 	"internal/jsonscan":  2399,
 	"internal/kube":      4308,
 	"internal/meter":     1502,
-	"internal/msgpack":   1806,
+	"internal/msgpack":   1936,
 	"internal/openai":    18456,
 	"internal/reach":     2121,
 	"internal/records":   1978,
@@ -66,7 +66,7 @@ var tokenLimits = map[string]int{
 	"internal/telemetry": 3400,
 	"internal/wire":      711,
 	"internal/zmtp":      3842,
-	"outcomes":           5631,
+	"outcomes":           5768,
 	"prefill":            2195,
 	"replicas":           18835,
 	"router":             68774,
@@ -76,15 +76,15 @@ var tokenLimits = map[string]int{
 	"tokenizer":          43955,
 	"tokenizer/chat":     25665,
 	"tokenizer/jinja":    55700,
-	"top":                4974,
+	"top":                5508,
 }
 
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 524536
+	productLimit = 527061
 	// supportLimit limits the tokens of bench and simulators together.
-	supportLimit = 148_800
+	supportLimit = 150_700
 	// longLine is the number of characters above which a line is long; a tab counts as one.
 	longLine = 120
 	// longLinesLimit limits the long lines of the product, in lines out of 1,000.

@@ -101,6 +101,24 @@ func UintRest(data []byte) (uint64, []byte, error) {
 	return msgp.ReadUint64Bytes(data)
 }
 
+// IntRest is UintRest for an integer of at most most.
+func IntRest(data []byte, most uint64) (n int, rest []byte, err error) {
+	v, rest, err := UintRest(data)
+	if err == nil && v > most {
+		err = fmt.Errorf("%w: %d, want at most %d", ErrShape, v, most)
+	}
+	return int(v), rest, err
+}
+
+// Word reads a text. A value of another type becomes a word that nobody uses.
+func Word(data []byte) (word, rest []byte, err error) {
+	if msgp.NextType(data) == msgp.StrType {
+		return msgp.ReadStringZC(data)
+	}
+	rest, err = msgp.Skip(data)
+	return []byte("?"), rest, err
+}
+
 // Rank reads a rank of a worker; nil is rank 0.
 func Rank(data []byte) (uint32, error) {
 	if msgp.IsNil(data) {
