@@ -331,6 +331,10 @@ func TestDiagnosisOfWorkers(t *testing.T) {
 			if found[i].Level == fault {
 				got = append(got, found[i].String())
 			}
+			dead := slices.Contains([]string{"silent", "health", "left"}, found[i].What) && found[i].Level == fault
+			if found[i].Docs == "" || dead && !strings.Contains(found[i].Advice, "start it again") {
+				t.Errorf("no link, or no advice: %+v", found[i])
+			}
 		}
 		if text := strings.Join(got, "\n"); text != c.want {
 			t.Errorf("found %q\nwant  %q", text, c.want)

@@ -81,7 +81,7 @@ func TestPageAnswersThreeQuestions(t *testing.T) {
 
 	// The item filters the tables.
 	p.do(chromedp.Evaluate[chromedp.Void](fmt.Sprintf(`[...document.querySelectorAll('#attention button.text')].find((b) => b.textContent.includes(%q)).click()`, victim)))
-	p.wait(fmt.Sprintf(`document.activeElement.id === 'filter' && [...document.querySelectorAll('#workers tbody th')].every((e) => e.textContent === %q)`, victim))
+	p.wait(fmt.Sprintf(`document.activeElement.id === 'filter' && [...document.querySelectorAll('#workers tbody th')].map((e) => e.textContent).join() === %q && [...document.querySelectorAll('#happened [data-field=text]')].map((e) => e.textContent.includes(%[1]q)).join().match(/^(true,?)+$/)`, victim))
 	p.do(chromedp.Evaluate[chromedp.Void](`(() => { const f = document.querySelector('#filter'); f.value = ''; f.dispatchEvent(new Event('input')) })()`))
 	p.looks("dead")
 }
