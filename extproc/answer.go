@@ -199,12 +199,16 @@ func (s *stream) lengthOf(body []byte) []string {
 
 // mutation sets headers, given as name, value, name, value, in place of any that are there.
 func mutation(pairs []string) *extprocv3.HeaderMutation {
-	set := make([]*corev3.HeaderValueOption, 0, len(pairs)/2)
-	for i := 0; i < len(pairs); i += 2 {
-		set = append(set, &corev3.HeaderValueOption{
-			Header:       &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])},
-			AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-		})
+	type memory struct {
+		option corev3.HeaderValueOption
+		header corev3.HeaderValue
+	}
+	all, set := make([]memory, len(pairs)/2), make([]*corev3.HeaderValueOption, len(pairs)/2)
+	for i := range all {
+		at := &all[i]
+		at.header.Key, at.header.RawValue = pairs[2*i], []byte(pairs[2*i+1])
+		at.option.Header, at.option.AppendAction = &at.header, corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD
+		set[i] = &at.option
 	}
 	return &extprocv3.HeaderMutation{SetHeaders: set}
 }

@@ -152,7 +152,7 @@ func (h *head) readHeaders(conf *Config, from *extprocv3.HttpHeaders) message {
 		case "x-forwarded-for":
 			h.client = clientOf(value(v))
 		default:
-			h.readHint(conf, v.GetKey(), value(v))
+			h.readHint(conf, v)
 		}
 	}
 	h.endpoint, h.wrong = openai.Classify(method, path)
@@ -251,8 +251,8 @@ func (s *stream) clientHash() uint64 {
 const headerSessionFinal = "x-dynamo-session-final"
 
 // readHint reads one header if it is a hint for routing.
-func (h *head) readHint(conf *Config, name, value string) {
-	switch {
+func (h *head) readHint(conf *Config, from *corev3.HeaderValue) {
+	switch name := from.GetKey(); {
 	case openai.SteeringHeader(name, conf.SessionHeaders):
 		if h.steering == nil {
 			h.steering = make(map[string]string)
@@ -260,17 +260,17 @@ func (h *head) readHint(conf *Config, name, value string) {
 		if _, again := h.steering[name]; !again {
 			h.stripHeaders = append(h.stripHeaders, name)
 		}
-		h.steering[name] = value
+		h.steering[name] = value(from)
 	case name == headerTestSelection:
 		if conf.EndpointPicker && conf.AllowDirect {
-			h.allowed, h.conformance = endpointList(strings.Split(value, ",")), true
+			h.allowed, h.conformance = endpointList(strings.Split(value(from), ",")), true
 		}
 	case name == headerSessionFinal:
-		h.sessionFinal = value == "true"
+		h.sessionFinal = value(from) == "true"
 	default:
 		at := slices.Index(conf.SessionHeaders, name) + 1
 		if at > 0 && (h.sessionPlace == 0 || at < h.sessionPlace) {
-			h.session, h.sessionPlace = value, at
+			h.session, h.sessionPlace = value(from), at
 		}
 	}
 }

@@ -4,7 +4,6 @@ package extproc
 
 import (
 	"bytes"
-	"mime"
 	"slices"
 	"strings"
 
@@ -141,13 +140,10 @@ func isWhole(h *extprocv3.HttpHeaders) bool {
 	return h.GetEndOfStream() || media(h) == "application/json" || header(h, "content-length") != ""
 }
 
-// media returns the type of a response's content.
+// media returns the type of a response's content, in lower case and without parameters.
 func media(h *extprocv3.HttpHeaders) string {
-	t, _, err := mime.ParseMediaType(header(h, "content-type"))
-	if err != nil {
-		return ""
-	}
-	return t
+	t, _, _ := strings.Cut(header(h, "content-type"), ";")
+	return strings.ToLower(strings.TrimSpace(t))
 }
 
 // firstEvent looks for the first data line with content in an event stream that comes in pieces

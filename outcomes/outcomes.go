@@ -8,7 +8,6 @@ package outcomes
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -32,6 +31,7 @@ type Recorder struct {
 	series map[Series]*series
 	sides  map[string]*sides // by model
 	charts charts
+	sets   map[labels][]metric.RecordOption
 }
 
 // New returns a recorder whose clock is now. It fails if the instruments, which docs/metrics.md lists, cannot be made.
@@ -41,6 +41,7 @@ func New(from metric.Meter, now func() time.Time) (*Recorder, error) {
 	seconds := []float64{.01, .02, .04, .08, .16, .32, .64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92}
 	return &Recorder{
 		now: now, all: newSeries(Series{}), series: make(map[Series]*series), sides: make(map[string]*sides),
+		sets: make(map[labels][]metric.RecordOption),
 		ttft: m.Seconds("gen_ai.server.time_to_first_token",
 			"Time from a request's arrival to its first token, of requests whose first token was seen.",
 			.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10),
@@ -78,24 +79,15 @@ func seen(d *router.Decision) bool {
 // Finished records an outcome. It is for [router.Hooks.Finished].
 func (r *Recorder) Finished(o router.Outcome) {
 	ctx := context.Background()
-	of := attributes(&o.Decision)
-	end := of
-	if e := errorType(&o); e != "" {
-		end = append(slices.Clone(of), attribute.String("error.type", e))
-	}
-	r.duration.Record(ctx, o.Freed.Sub(o.Began).Seconds(), metric.WithAttributes(end...))
+	d := &o.Decision
+	r.duration.Record(ctx, o.Freed.Sub(o.Began).Seconds(), r.attributes(d, "error.type", errorType(&o))...)
 	ttft := -1.
 	if seen(&o.Decision) {
 		ttft = o.FirstToken.Sub(o.Began).Seconds()
-		about := of
-		if o.Holdout != "" {
-			about = append(slices.Clone(of), attribute.String(holdoutAttribute, string(o.Holdout)))
-		}
-		r.ttft.Record(ctx, ttft, metric.WithAttributes(about...))
+		r.ttft.Record(ctx, ttft, r.attributes(d, holdoutAttribute, string(o.Holdout))...)
 	}
 	if o.PromptTokens > 0 {
-		r.tokens.Record(ctx, float64(o.PromptTokens),
-			metric.WithAttributes(append(of, attribute.String("gen_ai.token.type", "input"))...))
+		r.tokens.Record(ctx, float64(o.PromptTokens), r.attributes(d, "gen_ai.token.type", "input")...)
 	}
 	r.add(&o, ttft*1000)
 }
@@ -103,16 +95,14 @@ func (r *Recorder) Finished(o router.Outcome) {
 // Used records the usage in a response. It is for [router.Hooks.Used].
 func (r *Recorder) Used(d router.Decision) {
 	ctx := context.Background()
-	of := attributes(&d)
 	if n := d.Usage.OutputTokens; n > 0 {
-		r.tokens.Record(ctx, float64(n),
-			metric.WithAttributes(append(of, attribute.String("gen_ai.token.type", "output"))...))
+		r.tokens.Record(ctx, float64(n), r.attributes(&d, "gen_ai.token.type", "output")...)
 		end := d.Freed
 		if end.IsZero() {
 			end = r.now()
 		}
 		if n > 1 && seen(&d) {
-			r.perToken.Record(ctx, end.Sub(d.FirstToken).Seconds()/float64(n-1), metric.WithAttributes(of...))
+			r.perToken.Record(ctx, end.Sub(d.FirstToken).Seconds()/float64(n-1), r.attributes(&d, "", "")...)
 		}
 	}
 }
@@ -123,15 +113,34 @@ const holdoutAttribute = "kvroute.holdout"
 // ModelAttribute is the name of the attribute with the base model.
 const ModelAttribute = "gen_ai.request.model"
 
-// attributes returns the attributes of a request. Models are those of the fleet, and operations a
-// fixed list, so a client cannot make new ones.
-func attributes(d *router.Decision) []attribute.KeyValue {
-	of := make([]attribute.KeyValue, 0, 4)
-	of = append(of, attribute.String(ModelAttribute, d.Model))
-	if d.Labels.Operation != "" {
-		of = append(of, attribute.String("gen_ai.operation.name", d.Labels.Operation))
+// labels are what the attributes of a request depend on.
+type labels struct{ model, operation, name, value string }
+
+// mostSets limits the sets of attributes that a recorder keeps.
+const mostSets = 512
+
+// attributes returns the attributes of a request, with one more attribute if it has a value. Models are those of the
+// fleet, and operations a fixed list, so a client cannot make new ones.
+func (r *Recorder) attributes(d *router.Decision, name, value string) []metric.RecordOption {
+	of := labels{d.Model, d.Labels.Operation, name, value}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if set, ok := r.sets[of]; ok {
+		return set
 	}
-	return of
+	about := []attribute.KeyValue{attribute.String(ModelAttribute, of.model)}
+	if of.operation != "" {
+		about = append(about, attribute.String("gen_ai.operation.name", of.operation))
+	}
+	if value != "" {
+		about = append(about, attribute.String(name, value))
+	}
+	if len(r.sets) >= mostSets { // models that the fleet no longer has
+		clear(r.sets)
+	}
+	set := []metric.RecordOption{metric.WithAttributes(about...)}
+	r.sets[of] = set
+	return set
 }
 
 // add adds an outcome to the sums. ttft, in ms, is below 0 if it was not seen.

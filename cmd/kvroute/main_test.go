@@ -171,7 +171,7 @@ func TestEverySettingIsAFlag(t *testing.T) {
 	}
 }
 
-func writeFile(t *testing.T, text string) string {
+func writeFile(t testing.TB, text string) string {
 	t.Helper()
 	path := t.TempDir() + "/kvroute.yaml"
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

@@ -31,7 +31,7 @@ import (
 )
 
 // modelFolder is a folder with a model's files.
-func modelFolder(t *testing.T) string {
+func modelFolder(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir() + "/model"
 	if err := os.CopyFS(dir, enginesim.ModelFiles()); err != nil {

@@ -118,7 +118,7 @@ func newVerifier(log *slog.Logger, checks meter.Counter, client *http.Client) *v
 
 // observe queues a request if it is to be checked. It does not block.
 func (v *verifier) observe(o router.Observation) {
-	if o.Card == nil || o.Group != "" || o.Events || len(o.Prompt.Body) > mostBody || idsPaths(o.Prompt, o.Card.Prompts) == nil {
+	if o.Card == nil || o.Group != "" || o.Events || len(o.Prompt.Body) > mostBody || !hasIDsPath(o.Prompt) {
 		return
 	}
 	if engine.Of(o.Engine).Forwards {

@@ -20,18 +20,27 @@ import (
 // kvroute does not have the whole body. vLLM renders the body of each API if it was started with --enable-scale-out.
 // Its /tokenize, and SGLang's, read chats and completions, without some fields.
 func idsPaths(p chat.Request, m *tokenizer.Model) []string {
-	api, known := map[chat.Path]string{
-		chat.PathChat: "/v1/chat/completions", chat.PathCompletions: "/v1/completions", chat.PathMessages: "/v1/messages", chat.PathResponses: "/v1/responses",
-	}[p.Path]
-	if !known || p.Body == nil || p.Messages == nil && (len(p.Prompt) == 0 || p.Prompt[0] != '"') {
+	if !hasIDsPath(p) {
 		return nil
 	}
-	paths := []string{api + "/render"}
+	paths := []string{apiPaths[p.Path] + "/render"}
 	if (p.Path == chat.PathChat || p.Path == chat.PathCompletions) && m.AsksAlike(p) && string(p.ToolChoice) != `"none"` &&
 		p.ReasoningEffort == nil && p.Documents == nil && p.TruncatePromptTokens == nil && !bytes.Contains(p.Messages, []byte(`"reasoning`)) {
 		paths = append(paths, "/tokenize")
 	}
 	return paths
+}
+
+// hasIDsPath reports whether idsPaths returns a path.
+func hasIDsPath(p chat.Request) bool {
+	return apiPaths[p.Path] != "" && p.Body != nil && (p.Messages != nil || len(p.Prompt) > 0 && p.Prompt[0] == '"')
+}
+
+// apiPaths are the paths of the APIs whose bodies workers may render.
+//
+//nolint:gochecknoglobals // a table
+var apiPaths = map[chat.Path]string{
+	chat.PathChat: "/v1/chat/completions", chat.PathCompletions: "/v1/completions", chat.PathMessages: "/v1/messages", chat.PathResponses: "/v1/responses",
 }
 
 // askIDs requests the ids of a client's body from a worker, at the first of some paths that the worker has.

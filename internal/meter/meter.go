@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"strings"
 	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -70,8 +69,12 @@ func (c Counter) Add(n int, values ...string) {
 	if n <= 0 {
 		return
 	}
-	key, sets := strings.Join(values, "\x00"), *c.sets.Load()
-	s := sets[key]
+	var room [128]byte
+	key, sets := room[:0], *c.sets.Load()
+	for _, value := range values {
+		key = append(append(key, value...), 0)
+	}
+	s := sets[string(key)]
 	if s == nil {
 		set := make([]attribute.KeyValue, len(values))
 		for i, value := range values {
@@ -79,7 +82,7 @@ func (c Counter) Add(n int, values ...string) {
 		}
 		if s = (Set{metric.WithAttributes(set...)}); len(sets) < maxSets {
 			more := maps.Clone(sets)
-			more[key] = s
+			more[string(key)] = s
 			c.sets.Store(&more) // a set that another goroutine added meanwhile is made again
 		}
 	}
