@@ -804,6 +804,13 @@ func TestReadingSlotsDoesNotAllocate(t *testing.T) {
 	if n := testing.AllocsPerRun(10, func() { s.Add(at(0), "b", &b); s.Free("b") }); n != 0 {
 		t.Errorf("a repeated booking makes %v allocations, want 0", n)
 	}
+	long := slots.Booking{Blocks: make([]uint64, 1<<16), PromptTokens: 1 << 20, BlockSize: 16}
+	for i := range long.Blocks {
+		long.Blocks[i] = uint64(i + 10)
+	}
+	if n := testing.AllocsPerRun(10, func() { s.Add(at(0), "b", &long); s.Free("b") }); n != 0 {
+		t.Errorf("a repeated booking of a long prompt makes %v allocations, want 0", n)
+	}
 }
 
 // BenchmarkSlots measures the project's target load: 20 shared prompts of 32 blocks, some

@@ -17,6 +17,7 @@ package slots
 type prefixTree struct {
 	nodes  []node // nodes[0] is not used: number 0 means no node
 	vacant []int32
+	kept   int // blocks that the vacant nodes have room for
 	heads  heads
 }
 
@@ -27,8 +28,8 @@ type node struct {
 	blocks []uint64
 }
 
-// keptBlocks bounds the room for blocks that a vacant node keeps.
-const keptBlocks = 1024
+// keptBlocks bounds the room for blocks that all vacant nodes keep together: 8 MB.
+const keptBlocks = 1 << 20
 
 func (t *prefixTree) newNode(n node) int32 {
 	if len(t.nodes) == 0 {
@@ -37,6 +38,7 @@ func (t *prefixTree) newNode(n node) int32 {
 	if last := len(t.vacant) - 1; last >= 0 {
 		i := t.vacant[last]
 		t.vacant = t.vacant[:last]
+		t.kept -= cap(t.nodes[i].blocks)
 		n.blocks = append(t.nodes[i].blocks[:0], n.blocks...)
 		t.nodes[i] = n
 		return i
@@ -48,7 +50,8 @@ func (t *prefixTree) newNode(n node) int32 {
 
 func (t *prefixTree) retire(i int32) {
 	room := t.nodes[i].blocks
-	if cap(room) > keptBlocks {
+	if t.kept += cap(room); t.kept > keptBlocks {
+		t.kept -= cap(room)
 		room = nil
 	}
 	t.nodes[i] = node{blocks: room[:0]}
