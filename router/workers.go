@@ -420,18 +420,23 @@ func (r *ranks) second(in *decisionInput, ch *choice, leg *Decision) (second, th
 		e := &r.entries[ch.candidates[i]]
 		return e.avoid.trying || e.avoid.failing || e.info.Refuses || e.info.Health > Degraded
 	}
-	less := func(i, j int) bool {
-		if of, other := doubtful(i), doubtful(j); of != other {
-			return other
-		}
+	cheaper := func(i, j int) bool {
 		a, b := &ch.inputs[i], &ch.inputs[j]
 		return ch.costs[i] < ch.costs[j] || ch.costs[i] == ch.costs[j] &&
 			cmp.Or(cmp.Compare(a.PendTokens, b.PendTokens), cmp.Compare(a.ActiveRequests, b.ActiveRequests)) < 0
 	}
+	less := func(i, j int) bool {
+		if of, other := doubtful(i), doubtful(j); of != other {
+			return other
+		}
+		return cheaper(i, j)
+	}
 	best, next := -1, -1
+	certain := false // next is not doubtful
 	for i, ord := range ch.candidates {
-		if next >= 0 && !less(i, next) {
-			continue // skipped early: to read thousands of entries is slow
+		// To read thousands of entries is slow, so a candidate whose cost excludes it is skipped before.
+		if next >= 0 && (certain && !cheaper(i, next) || !less(i, next)) {
+			continue
 		}
 		e := &r.entries[ord]
 		switch {
@@ -447,6 +452,7 @@ func (r *ranks) second(in *decisionInput, ch *choice, leg *Decision) (second, th
 		default:
 			next = i
 		}
+		certain = next >= 0 && !doubtful(next)
 	}
 	second, third = ch.other(best), ch.other(next)
 	if second.ord < 0 {
