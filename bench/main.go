@@ -40,6 +40,7 @@ func run(ctx context.Context, args []string) (met bool) {
 	commit := fs.String("commit", "", "commit to name in the report")
 	only := fs.String("only", "", "index, events: measure only shapes that match this regular expression")
 	base := fs.String("base", "", "index, events: `folder` of an earlier checkout to compare with")
+	fs.StringVar(&part.Dynamo, "dynamo", "", "index: `program` that measures Dynamo's index, to compare with; empty leaves it out")
 	fs.StringVar(&traces.Traces, "traces", "", "policy, fleet: `folder` with the traces")
 	bench.NoError(fs.Parse(args[1:]))
 	part.Only, traces.Seeds = bench.Must(regexp.Compile(*only)), max(1, part.Rounds)

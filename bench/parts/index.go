@@ -25,7 +25,13 @@ const (
 )
 
 // Index measures the index at the shapes of its targets, one after the other.
-func (b *Bench) Index() []bench.Figure { return b.run(indexShapes()) }
+func (b *Bench) Index() []bench.Figure {
+	shapes := indexShapes()
+	if b.Dynamo != "" {
+		shapes = append(shapes, dynamoShapes(b.Dynamo)...)
+	}
+	return b.run(shapes)
+}
 
 func indexShapes() (shapes []shape) {
 	atMost, atLeast := bench.AtMost, bench.AtLeast

@@ -24,6 +24,7 @@ import (
 type Bench struct {
 	Rounds int            // of each shape; the median counts
 	Only   *regexp.Regexp // of the shapes' names; nil matches all
+	Dynamo string         // program that measures Dynamo's index; empty leaves the comparison out
 	Log    io.Writer      // gets a line for each figure
 }
 
