@@ -27,11 +27,11 @@ demo: build envoy ## compare routing by cache with round robin under the same lo
 bench-demo: build envoy ## play the demo three times and report its figures against targets (REPLICAS=4: several router replicas against one; GROUPS=2: router groups against one router; HOT=1: chats that share one long prompt)
 	@$(BIN) demo --rounds $(or $(ROUNDS),3) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(GROUPS),--groups $(GROUPS)) $(if $(HOT),--hot) --report bench/out --commit "$(COMMIT)"
 
-# Where Dynamo's index is built; empty without Rust.
-DYNAMO_INDEX = $(if $(BASE),,$(shell command -v cargo >/dev/null && echo .cache/dynamo-index))
+# Folder in which Dynamo's index is built with Rust, to compare with it, as .cache/dynamo-index; empty leaves it out.
+DYNAMO_INDEX =
 
 .PHONY: bench-index
-bench-index: tools ## measure the index against its targets, and against Dynamo's index if Rust is installed (ROUNDS=5, ONLY=name; DYNAMO_INDEX= leaves Dynamo out; BASE=folder of an earlier checkout to compare index and decisions with, 9 minutes)
+bench-index: tools ## measure the index against its targets (ROUNDS=5, ONLY=name; DYNAMO_INDEX=.cache/dynamo-index compares with Dynamo's index, which Rust builds there in a quarter of an hour; BASE=folder of an earlier checkout to compare index and decisions with, 9 minutes)
 	@$(if $(DYNAMO_INDEX),nice cargo build --quiet --release --locked --manifest-path bench/dynamo/Cargo.toml --target-dir $(DYNAMO_INDEX))
 	@go run bench/main.go index --dynamo '$(addsuffix /release/bench-dynamo,$(DYNAMO_INDEX))' --rounds $(or $(ROUNDS),5) --only '$(ONLY)' --base '$(BASE)' --commit "$(COMMIT)"
 
