@@ -3,14 +3,15 @@
 package slots
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
 	"slices"
 	"time"
 )
 
-// First tokens that are not reported can be inferred: of responses that are no streams, and
-// of streams whose observer was lost.
+// First tokens that are not reported can be inferred: of responses that are no streams, of
+// streams that nobody observes, and of streams whose observer was lost.
 //
 // A slot is waiting, then started, then confirmed:
 //
@@ -29,10 +30,11 @@ import (
 // only if no request before them will have its first token reported: so nothing is inferred
 // of a worker that hangs. If the first waiting request is freed, the worker is assumed to
 // begin with the next one at the next call. The rate is the median of the worker's last 15
-// samples, at least 5. A sample is the number of tokens that the worker computed between two
-// first tokens (or since it was idle) and the time for it. The request's own tokens in the
-// time since its booking are a lower bound. Samples below 256 tokens or 5 ms are not taken:
-// the first tokens of requests in one batch come together, and count with the next sample.
+// samples, at least 5; with fewer it is the request's own Booking.AssumedRate, if it has one.
+// A sample is the number of tokens that the worker computed between two first tokens (or
+// since it was idle) and the time for it. The request's own tokens in the time since its
+// booking are a lower bound. Samples below 256 tokens or 5 ms are not taken: the first tokens
+// of requests in one batch come together, and count with the next sample.
 //
 // # Invariants
 //
@@ -269,17 +271,19 @@ func (s *Table) InferByRate(now time.Time, worker int) (inferred int) {
 		q.began, q.done, q.broken = since, 0, false
 	}
 	p := &s.histories[worker].pace
-	if p.rate == 0 || p.reorders() {
+	if p.reorders() {
 		return 0
 	}
 	done := q.done
 	for next := q.head; next != 0; {
 		t := &s.slots[next-1]
-		if !t.Unseen {
+		rate := cmp.Or(p.rate, t.AssumedRate)
+		if !t.Unseen || rate == 0 {
 			break
 		}
 		done += t.work()
-		if at := q.began + time.Duration(float64(done)/p.rate*float64(time.Second)); since < at {
+		at := q.began + time.Duration(float64(done)/rate*float64(time.Second))
+		if since < at {
 			q.due = at
 			break
 		}
@@ -289,10 +293,28 @@ func (s *Table) InferByRate(now time.Time, worker int) (inferred int) {
 		}
 		q.done += t.work()
 		t.counted = true
-		s.infer(m, ByRate, since)
+		s.infer(m, ByRate, max(at, t.listed))
 		inferred++
 	}
 	return inferred
+}
+
+// SetUnseen sets [Booking.Unseen] of a request, if it has a slot.
+func (s *Table) SetUnseen(id string) {
+	if n, exists := s.ids[id]; exists {
+		s.slots[n].Unseen = true
+		s.workers[s.slots[n].Worker].queue.due = 0
+	}
+}
+
+// InferOwn is [Table.InferByRate] for the worker of a request. It returns the first token of this request if that is
+// inferred now, else the zero time.
+func (s *Table) InferOwn(now time.Time, id string) (first time.Time) {
+	n, exists := s.ids[id]
+	if !exists || s.slots[n].started || s.InferByRate(now, s.slots[n].Worker) == 0 || !s.slots[n].started {
+		return first
+	}
+	return s.epoch.Add(s.slots[n].first)
 }
 
 // enqueue puts a new slot behind those that wait on its worker.

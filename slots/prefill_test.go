@@ -3,6 +3,7 @@
 package slots_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -30,7 +31,8 @@ type slowPrefill struct {
 	id               string
 	at, first        time.Time
 	tokens           int
-	number           int // position among all bookings
+	assumed          float64 // rate
+	number           int     // position among all bookings
 	unseen, remote   bool
 	started, counted bool
 	confirmed        bool
@@ -129,7 +131,6 @@ func (w *slowWorker) firstToken(now time.Time, p *slowPrefill, exact bool) (infe
 
 // due returns the requests inferred by rate.
 func (w *slowWorker) due(now time.Time) (inferred []string) {
-	rate := w.rate()
 	if len(w.waiting()) == 0 {
 		return nil
 	}
@@ -137,7 +138,7 @@ func (w *slowWorker) due(now time.Time) (inferred []string) {
 	if w.broken {
 		w.began, w.done, w.broken = now, 0, false
 	}
-	if rate == 0 || w.reorders() {
+	if w.reorders() {
 		return nil
 	}
 	sum := w.done
@@ -145,14 +146,21 @@ func (w *slowWorker) due(now time.Time) (inferred []string) {
 		if !p.counted {
 			sum += p.tokens
 		}
-		if !p.unseen || now.Sub(w.began) < time.Duration(float64(sum)/rate*float64(time.Second)) {
+		rate := cmp.Or(w.rate(), p.assumed)
+		if !p.unseen || rate == 0 {
+			break
+		}
+		due := w.began.Add(time.Duration(float64(sum) / rate * float64(time.Second)))
+		if now.Before(due) {
 			break
 		}
 		if p.remote {
 			continue
 		}
 		w.done += w.count(p)
-		p.started, p.first = true, now
+		if p.started, p.first = true, due; due.Before(p.at) {
+			p.first = p.at
+		}
 		inferred = append(inferred, p.id)
 	}
 	return inferred
@@ -208,8 +216,8 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 			case op < 30 || id == "":
 				id = fmt.Sprintf("r%05d", step)
 				what = "booked " + id
-				p := &slowPrefill{tokens: rng.IntN(3000), unseen: rng.IntN(2) == 0, remote: rng.IntN(6) == 0}
-				b := slots.Booking{Worker: rng.IntN(2), PromptTokens: p.tokens, Unseen: p.unseen, Number: uint64(number + 1), Owned: true}
+				p := &slowPrefill{tokens: rng.IntN(3000), unseen: rng.IntN(2) == 0, remote: rng.IntN(6) == 0, assumed: float64(rng.IntN(2) * 40_000)}
+				b := slots.Booking{Worker: rng.IntN(2), PromptTokens: p.tokens, Unseen: p.unseen, AssumedRate: p.assumed, Number: uint64(number + 1), Owned: true}
 				if p.remote {
 					b.Replica = 3
 				}
@@ -241,6 +249,10 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 					gone(id)
 					book(id, to, &copied)
 				}
+			case op < 88:
+				what = "unseen " + id
+				s.SetUnseen(id)
+				live[id].unseen = true
 			default:
 				on := rng.IntN(2)
 				what = fmt.Sprint("looked at ", on)
@@ -253,7 +265,7 @@ func TestInferredFirstTokensEqualSlowModel(t *testing.T) {
 			for _, i := range s.TakeInferred() {
 				got = append(got, i.ID)
 				seen[i.By]++
-				if inferences[i.ID]++; inferences[i.ID] > 1 || !i.At.Equal(now) || live[i.ID].remote {
+				if inferences[i.ID]++; inferences[i.ID] > 1 || !i.At.Equal(live[i.ID].first) || live[i.ID].remote {
 					t.Fatalf("seed %d, %s: inference %+v is number %d of its request, of a replica: %v", seed, what, i, inferences[i.ID], live[i.ID].remote)
 				}
 			}

@@ -80,6 +80,9 @@ type Booking struct {
 	// caller's; an [Inference] returns it.
 	Unseen bool
 	Number uint64
+	// AssumedRate is the number of tokens a second that stands for the worker's rate while that is not measured, of
+	// an Unseen request; 0 infers nothing by rate until then.
+	AssumedRate float64
 
 	BlocksUntracked  bool // the worker's blocks do not matter: it only computes prefills
 	PrefillUntracked bool // the prompt arrives computed
