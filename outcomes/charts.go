@@ -82,8 +82,9 @@ type charts struct {
 // noteTTFT adds a time to the first token to the worker that computed the prompt.
 func (c *charts) noteTTFT(d *router.Decision, ms float64) {
 	if x := c.byKey[chartKey{d.Computing().Worker, d.Model}]; x != nil {
-		x.sum += ms
-		x.count++
+		n := weight(d)
+		x.sum += ms * float64(n)
+		x.count += n
 	}
 }
 

@@ -21,14 +21,15 @@ const (
 // binStart is the lower limit of a bin in ms.
 func binStart(i int) float64 { return firstBin * math.Pow(binRatio, float64(i)) }
 
-func (h *histogram) add(ms float64) {
+// add counts a time n times.
+func (h *histogram) add(ms float64, n int) {
 	i := 0
 	if ms > firstBin {
 		i = min(int(math.Log(ms/firstBin)/math.Log(binRatio)), bins-1)
 	}
-	h.bins[i]++
-	h.n++
-	h.sum += ms
+	h.bins[i] += uint64(n)
+	h.n += n
+	h.sum += ms * float64(n)
 }
 
 func (h *histogram) mean() float64 { return h.sum / float64(max(1, h.n)) }

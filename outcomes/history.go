@@ -65,6 +65,7 @@ type measures struct {
 	saved float64 // ms
 	rated int
 	ttft  float64 // ms; below 0 if it was not seen
+	ttfts int     // requests for which ttft stands
 	// estimated says that kvroute looked for the prompt's blocks in the caches.
 	estimated bool
 	mode      router.Mode
@@ -73,7 +74,8 @@ type measures struct {
 // measured returns the measures of an outcome.
 func measured(o *router.Outcome, ttft float64) measures {
 	c := o.Computing()
-	m := measures{Totals: Totals{1, 0, o.PromptTokens, c.CachedTokens, c.MeanCachedTokens}, ttft: ttft, mode: c.Mode}
+	m := measures{ttft: ttft, ttfts: weight(&o.Decision), mode: c.Mode}
+	m.Totals = Totals{1, 0, o.PromptTokens, c.CachedTokens, c.MeanCachedTokens}
 	m.estimated = o.PromptTokens > 0 && (c.Settings == nil || c.Settings.UsesOverlap())
 	if failed(o) {
 		m.Failed = 1
@@ -126,7 +128,7 @@ func (h *history) add(now time.Time, m *measures) {
 	h.current.Saved += m.saved
 	h.current.Rated += m.rated
 	if m.ttft >= 0 {
-		h.ttfts.add(m.ttft)
+		h.ttfts.add(m.ttft, m.ttfts)
 	}
 }
 

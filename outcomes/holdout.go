@@ -72,7 +72,7 @@ type side struct {
 }
 
 func (s *side) add(conversation uint64, ttft float64) {
-	s.histogram.add(ttft)
+	s.histogram.add(ttft, 1)
 	at := &s.shards[conversation*0x9e3779b97f4a7c15>>59]
 	at.n++
 	at.sum += ttft

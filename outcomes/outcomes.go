@@ -76,6 +76,9 @@ func seen(d *router.Decision) bool {
 	return !d.FirstToken.IsZero() && (by == router.SignObserver || by == router.SignHeaders || by == router.SignTold)
 }
 
+// weight is the number of requests for which the time to the first token of a request stands.
+func weight(d *router.Decision) int { return max(1, d.Represents) }
+
 // Finished records an outcome. It is for [router.Hooks.Finished].
 func (r *Recorder) Finished(o router.Outcome) {
 	ctx := context.Background()
@@ -84,7 +87,10 @@ func (r *Recorder) Finished(o router.Outcome) {
 	ttft := -1.
 	if seen(&o.Decision) {
 		ttft = o.FirstToken.Sub(o.Began).Seconds()
-		r.ttft.Record(ctx, ttft, r.attributes(d, holdoutAttribute, string(o.Holdout))...)
+		about := r.attributes(d, holdoutAttribute, string(o.Holdout))
+		for range weight(d) {
+			r.ttft.Record(ctx, ttft, about...)
+		}
 	}
 	if o.PromptTokens > 0 {
 		r.tokens.Record(ctx, float64(o.PromptTokens), r.attributes(d, "gen_ai.token.type", "input")...)

@@ -92,6 +92,9 @@ func TestHistograms(t *testing.T) {
 	inferred := outcome(now, time.Millisecond)
 	inferred.FirstTokenBy = router.SignRate
 	r.Finished(inferred)
+	sampled := outcome(now, time.Second)
+	sampled.Represents = 3
+	r.Finished(sampled)
 	failed := outcome(now, 0)
 	failed.FirstToken, failed.Status = time.Time{}, 503
 	r.Finished(failed)
@@ -101,15 +104,20 @@ func TestHistograms(t *testing.T) {
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
 	for _, want := range []string{
-		`gen_ai_server_time_to_first_token_seconds_sum{gen_ai_operation_name="chat",gen_ai_request_model="m"} 0.5`,
-		`gen_ai_server_request_duration_seconds_count{gen_ai_operation_name="chat",gen_ai_request_model="m"} 2`,
+		`gen_ai_server_time_to_first_token_seconds_sum{gen_ai_operation_name="chat",gen_ai_request_model="m"} 3.5`,
+		`gen_ai_server_time_to_first_token_seconds_count{gen_ai_operation_name="chat",gen_ai_request_model="m"} 4`,
+		`gen_ai_server_request_duration_seconds_count{gen_ai_operation_name="chat",gen_ai_request_model="m"} 3`,
 		`gen_ai_server_request_duration_seconds_count{error_type="503",gen_ai_operation_name="chat",gen_ai_request_model="m"} 1`,
 		`gen_ai_server_time_per_output_token_seconds_sum{gen_ai_operation_name="chat",gen_ai_request_model="m"} 0.1`,
-		`gen_ai_client_token_usage_sum{gen_ai_operation_name="chat",gen_ai_request_model="m",gen_ai_token_type="input"} 3000`,
+		`gen_ai_client_token_usage_sum{gen_ai_operation_name="chat",gen_ai_request_model="m",gen_ai_token_type="input"} 4000`,
 		`gen_ai_client_token_usage_sum{gen_ai_operation_name="chat",gen_ai_request_model="m",gen_ai_token_type="output"} 11`,
 	} {
 		if !strings.Contains(w.Body.String(), want+"\n") {
 			t.Errorf("no %q in\n%s", want, w.Body)
 		}
+	}
+	now = now.Add(time.Minute)
+	if h := r.History(); len(h) != 1 || h[0].TTFT != 875 {
+		t.Errorf("history %+v, want a mean time to the first token of 875 ms", h)
 	}
 }

@@ -93,6 +93,12 @@ type Config struct {
 	// booked on the same worker later has its first token, or when the worker should have
 	// computed the prompt at the rate that was measured. See package slots.
 	InferFirstTokens bool
+	// InferTokens is the largest number of tokens that a worker has to compute for a request with MayInfer whose
+	// first token nobody observes; see [Decision.Inferred]. It needs InferFirstTokens. Default 0: all are observed.
+	InferTokens int
+	// ObservePerMinute is the number of requests a minute for which Inferred is not set, evenly spaced, on each rank.
+	// They measure its rate, and show that it does not hang. Default 30.
+	ObservePerMinute int
 	// NoSpeeds treats all workers as equally fast. Else costs depend on the speeds of workers, which
 	// follow from their times to first tokens and their registered prefill throughputs.
 	NoSpeeds bool
@@ -231,6 +237,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.DeviceRatio = cmp.Or(c.DeviceRatio, 8)
 	c.PrefillThroughput = cmp.Or(c.PrefillThroughput, 50_000)
 	c.KeepDecisions = cmp.Or(c.KeepDecisions, 1024)
+	c.ObservePerMinute = cmp.Or(c.ObservePerMinute, 30)
 	c.Split.Skip = cmp.Or(c.Split.Skip, SkipNever)
 	c.Split.SkipTokens, c.Split.SkipFraction = cmp.Or(c.Split.SkipTokens, 2048), cmp.Or(c.Split.SkipFraction, .7)
 	q, s := &c.Queue, &c.Sessions
@@ -245,6 +252,8 @@ func (c Config) withDefaults() (Config, error) {
 		within("AvoidFailing", c.AvoidFailing, 0, time.Hour, "0 to 1h"),
 		within("DeviceRatio", c.DeviceRatio, least, most, "a finite number above 0"),
 		within("HoldoutShare", c.HoldoutShare, 0, 1, "0 to 1"),
+		within("InferTokens", c.InferTokens, 0, math.MaxInt, "a number of tokens"),
+		within("ObservePerMinute", c.ObservePerMinute, 1, math.MaxInt, "1 or more"),
 		within("PrefillThroughput", c.PrefillThroughput, least, most, "a finite number above 0"),
 		within("OutputRate", c.OutputRate, 0, most, "a finite number of tokens a second, 0 or more"),
 		check("OutputRate", c.OutputRate, c.OutputRate == 0 || c.EstimateOutput, "0 without EstimateOutput"),

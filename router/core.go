@@ -187,6 +187,10 @@ func (c *core) book(in *decisionInput, ch *choices, to *result) error {
 func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool, at *booking) bool {
 	ord := ch.candidates[ch.chosen]
 	e := &c.entries[ord]
+	assumed := 0.
+	if d.Inferred {
+		assumed = 1000 / c.settings.Engine.PrefillTime(1)
+	}
 	reuse := ch.settings.AssumeKVReuse
 	if hasLeg {
 		reuse = c.settings.AssumeKVReuse // decodeSettings turn it off, but only for the choice
@@ -195,12 +199,15 @@ func (c *core) takeSlot(in *decisionInput, ch *choice, d *Decision, hasLeg bool,
 		Worker: ord, Blocks: in.hashes.sequence, BlockSize: c.blockSize,
 		PromptTokens: in.prompt.tokens, CachedTokens: in.prompt.tokens - d.PrefillTokens,
 		ExpectedOutput: in.ExpectedOutput, ExpectedTTFT: expectedTTFT(d, &ch.inputs[ch.chosen]),
-		Owned: in.Owned, Unseen: in.Unseen && !hasLeg, Number: in.number,
+		Owned: in.Owned, Unseen: in.Unseen && !hasLeg, AssumedRate: assumed, Number: in.number,
 		BlocksUntracked:  c.conf.NoActiveBlocks || in.decode != nil,
 		PrefillUntracked: !ch.settings.TrackPrefill, NoReuse: !reuse,
 		Reports: e.info.Group != "",
 	}) {
 		return false
+	}
+	if !in.Unseen && !d.Inferred {
+		e.observed = ch.time
 	}
 	c.turn++
 	if in.holdout.side == SideRoundRobin && ch.part != prefillPart {
@@ -254,8 +261,12 @@ func (c *core) prefillCompleted(now time.Time, id string, session uint64, rebind
 }
 
 // end frees the slot of a request, and learns the length of its output. silent says that the request had a
-// slot and no first token.
-func (c *core) end(now time.Time, id string, by ending) (silent bool) {
+// slot and no first token. inferred is the first token if end infers it, else the
+// zero time.
+func (c *core) end(now time.Time, id string, by ending) (silent bool, inferred time.Time) {
+	if by == endServed {
+		inferred = c.slots.InferOwn(now, id)
+	}
 	finish := c.slots.Finish
 	if by == endLeft {
 		finish = c.slots.Leave
@@ -267,7 +278,7 @@ func (c *core) end(now time.Time, id string, by ending) (silent bool) {
 		}
 		c.outputs.note(e.OutputTokens)
 	}
-	return e.Existed && !e.Started
+	return e.Existed && !e.Started, inferred
 }
 
 // noteUsage takes the number of output tokens that a response reported. If the request is in flight, the

@@ -161,6 +161,12 @@ type Decision struct {
 	// Usage is what the response reports, if kvroute read it; see [Router.ReportUsage].
 	Usage *Usage `json:"usage,omitempty"`
 
+	// Inferred says that the first token of a request with MayInfer need not be observed: the worker has at most
+	// [Config.InferTokens] to compute, and nothing else needs the observation. Represents is the number of requests for
+	// which the time to the first token stands: above 1 if it is observed only because the request is in a sample.
+	Inferred   bool `json:"-"`
+	Represents int  `json:"-"`
+
 	guessed bool // no event of the worker has named a part of OverlapBlocks yet
 }
 
@@ -300,6 +306,9 @@ func (c *core) makeDecision(
 	}
 	if c.conf.Pull.On && leg == nil && in.MayPull && ch.part != prefillPart {
 		d.Source, d.Second, d.Third = c.pulls.name(&c.conf.Pull, &c.ranks, in, ch, d)
+	}
+	if d.Represents = 1; in.inferable(c, ch.time, ord, d) {
+		d.Inferred, d.Represents = in.Represents == 0, in.Represents
 	}
 	if list != nil && in.listCandidates {
 		d.Candidates, d.Omitted = slices.Clone(list.workers), list.omitted

@@ -132,14 +132,18 @@ func (r *Router) free(fl flight, id string, by ending) bool {
 		r.endPull(&fl, id, now, [...]pullEnd{endServed: pullServed, endAbandoned: pullError, endLeft: pullLeft}[by])
 	}
 	var silent bool
+	var inferred time.Time
 	fl.pool.update(now, func(c *core) {
 		if w := c.waiting[id]; w != nil {
 			c.remove(w, ErrFreed)
 		} else {
-			silent = c.end(now, id, by)
+			silent, inferred = c.end(now, id, by)
 		}
 	})
 	end := later{freed: now}
+	if !inferred.IsZero() {
+		end.firstToken, end.firstTokenBy = inferred, SignRate
+	}
 	if silent && by == endServed {
 		end.firstTokenBy = SignEnd
 		r.metrics.firstTokens.AddTo(fl.pool.labels.signs[SignEnd], 1)

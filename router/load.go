@@ -71,6 +71,35 @@ func (c *core) infer(now time.Time) {
 	}
 }
 
+// inferable says whether the first token of a request can be inferred if it is booked on a rank. It is observed if
+// one of these needs it:
+//
+//   - the load: the worker has many tokens to compute, or nobody knows how many, or in which order; it is a group
+//   - the measurement of the rank's rate, which also shows that the rank does not hang: see Config.ObservePerMinute
+//   - requests that were left on the rank, whose load ends with the first token of another request
+//   - a session that the first token binds, a pull that it ends, and the comparison of Config.HoldoutShare
+func (in *decisionInput) inferable(c *core, now time.Time, ord int, d *Decision) bool {
+	switch e := &c.entries[ord]; {
+	case !in.MayInfer || in.Unseen || in.decode != nil || d.Prefill != nil || !c.conf.InferFirstTokens:
+		return false
+	case in.prompt.tokens == 0 || in.prompt.fallback != "":
+		return false
+	case d.PrefillTokens > c.conf.InferTokens || c.conf.InferTokens == 0:
+		return false
+	case e.info.Group != "" || d.Source != nil || in.holdout.side != "":
+		return false
+	case now.Sub(e.observed) >= time.Minute/time.Duration(c.conf.ObservePerMinute):
+		return false
+	case c.slots.Load(ord).Left > 0:
+		return false
+	}
+	if seat, bound := c.sessions.worker(now, in.session); in.session != 0 && (!bound || seat != ord) {
+		return false
+	}
+	_, reorders := c.slots.PrefillRate(ord)
+	return !reorders
+}
+
 // load fills in the properties of a worker and its load, except the fields of [core.complete]. prompt is the
 // length of the request's prompt; see [core.foreign].
 func (c *core) load(now time.Time, ord, prompt int, in *scorer.Input) {

@@ -47,6 +47,10 @@ type Request struct {
 	// Unseen says that nobody can notice the first token when it comes, because the response
 	// is not a stream; see [Config.InferFirstTokens].
 	Unseen bool
+	// MayInfer says that the caller can leave the first token unobserved; see [Decision.Inferred]. If Represents is
+	// above 0, the caller observes it anyway, as one of a random sample, in which it stands for so many requests.
+	MayInfer   bool
+	Represents int
 	// ExpectedOutput is how many tokens the response will have; 0 = unknown.
 	ExpectedOutput int
 	// MaxOutput is the largest number of tokens that the response may have; 0 = unknown.

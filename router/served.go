@@ -30,6 +30,9 @@ type Response struct {
 	// TokenAwaited says that the response is a stream whose first token will be reported. Its headers alone do not
 	// show that the worker computes: the load of requests that were left there stays, see [Router.Leave].
 	TokenAwaited bool
+	// TokenUnseen says that the first token of that stream will not be reported. It can be inferred from now on: no
+	// worker sends it before the headers. See [Decision.Inferred].
+	TokenUnseen bool
 	// RetryAfter is the time for which a response with status 429 or 503 asks to send no further request; 0
 	// without one. The worker is avoided for that time, at most a minute.
 	RetryAfter time.Duration
@@ -88,7 +91,11 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Avoided
 		return false, nil
 	}
 	var s serving
-	fl.pool.update(now, func(c *core) { s = c.served(now, id, &fl, resp) })
+	fl.pool.update(now, func(c *core) {
+		if s = c.served(now, id, &fl, resp); resp.TokenUnseen {
+			c.slots.SetUnseen(id)
+		}
+	})
 	if s.sign != 0 && r.conf.Hooks.Answered != nil {
 		r.conf.Hooks.Answered(s.sign)
 	}

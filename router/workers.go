@@ -59,6 +59,7 @@ type entry struct {
 	health      Health    // of info, at healthSince
 	healthSince time.Time // when its health became what it is
 	audit       audit
+	observed    time.Time // when the last request was booked whose first token is observed
 }
 
 // setInfo replaces the information about a worker.
