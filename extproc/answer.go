@@ -32,6 +32,10 @@ const (
 	headerThirdRank    = "x-dynamo-rank-fallback-2"
 )
 
+// inferredMark ends the id that Envoy gets if kvroute infers the first token of the request. Envoy's configuration,
+// too, matches it.
+const inferredMark = "-inferred"
+
 // headerSource names the source, by the address of its OpenAI endpoint, to llm-d's sidecar.
 const headerSource = "x-kv-cache-source-host-port"
 
@@ -40,7 +44,11 @@ const headerSource = "x-kv-cache-source-host-port"
 func (s *stream) route(m message, body []byte) bool {
 	s.routed.Add(1)
 	conf, d := &s.conf, &s.decision
-	headers := append(conf.destination(d), headerRequestID, s.id)
+	id := s.id
+	if d.Inferred {
+		id += inferredMark
+	}
+	headers := append(conf.destination(d), headerRequestID, id)
 	headers = append(headers, s.rankHeaders(d)...)
 	if d.Prefill != nil && conf.legByHeader(d) {
 		headers = append(headers, prefillHeaders(d.Prefill)...)

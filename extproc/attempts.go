@@ -5,6 +5,7 @@ package extproc
 import (
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	datav3 "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
@@ -56,7 +57,8 @@ func (s attemptLog) StreamAccessLogs(g accesslogv3.AccessLogService_StreamAccess
 				continue
 			}
 			s.metrics.attempts.Count(strconv.Itoa(status))
-			for _, avoided := range s.router.Attempted(entry.GetRequest().GetRequestHeaders()[headerRequestID], router.Response{
+			id := strings.TrimSuffix(entry.GetRequest().GetRequestHeaders()[headerRequestID], inferredMark)
+			for _, avoided := range s.router.Attempted(id, router.Response{
 				Address: netip.AddrPortFrom(ip.Unmap(), uint16(at.GetPortValue())), Host: entry.GetRequest().GetAuthority(), Status: status,
 				RetryAfter: router.ReadRetryAfter(entry.GetResponse().GetResponseHeaders()["retry-after"], time.Now()),
 			}) {

@@ -152,6 +152,9 @@ type Config struct {
 	// AuditShare is the share of requests, 0 to 1, whose observer stream stays to the end of the response
 	// to read its usage. Default 0. kvroute reads the usage of each response that passes through it.
 	AuditShare float64
+	// ObserveShare is the share of requests, 0 to 1, whose first token is observed though the router would infer it;
+	// audited ones are part of it. Their times to first tokens stand for those of the others. Default 0.
+	ObserveShare float64
 
 	// Started, if not nil, reports whether the fleet is known. Until then, requests for
 	// which no worker is known fail open instead of being refused. It must not block.
@@ -184,6 +187,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.AuditShare < 0 || c.AuditShare > 1 {
 		return c, fmt.Errorf("extproc: AuditShare is %v, want 0 to 1", c.AuditShare)
+	}
+	if c.ObserveShare < 0 || c.ObserveShare > 1 {
+		return c, fmt.Errorf("extproc: ObserveShare is %v, want 0 to 1", c.ObserveShare)
 	}
 	if !slices.Contains([]int{0, 429, 503, 529}, c.OverloadStatus) {
 		return c, fmt.Errorf("extproc: OverloadStatus is %d, want 429, 503 or 529", c.OverloadStatus)

@@ -54,11 +54,23 @@ func (s *Server) Held() int64 { return s.bodies.taken.Load() }
 func Audited(share float64, n int) (audited int) {
 	s := Server{conf: Config{AuditShare: share}, prefix: IDPrefix(1)}
 	for range n {
-		if s.audited(s.newID(false)) {
+		if id, _ := s.newID(false); s.audited(id) {
 			audited++
 		}
 	}
 	return audited
+}
+
+// Sampled returns how many requests of n are in the sample, and for how many they stand.
+func Sampled(audits, observes float64, n int) (sampled, represented int) {
+	s := Server{conf: Config{AuditShare: audits, ObserveShare: observes}, prefix: IDPrefix(1)}
+	for range n {
+		if _, represents := s.newID(false); represents > 0 {
+			sampled++
+			represented += represents
+		}
+	}
+	return sampled, represented
 }
 
 // Evict ends the longest wait of a stream without a decision.

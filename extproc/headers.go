@@ -30,6 +30,8 @@ type head struct {
 	rankPerAttempt bool
 	// hostPerAttempt says that Envoy sends each worker that it tries its own Host header.
 	hostPerAttempt bool
+	// mayInfer says that Envoy opens no observer stream for a request that kvroute marks.
+	mayInfer bool
 
 	endpoint   openai.Endpoint
 	wrong      *openai.Error // the refusal of headersAnswered
@@ -71,6 +73,7 @@ func (s *stream) classify(req *extprocv3.ProcessingRequest) message {
 		s.arrival.TraceParent, s.arrival.TraceState = s.traceContext(ctx)
 		s.rankPerAttempt = metadata.ValueFromIncomingContext(ctx, metaRanks) != nil
 		s.hostPerAttempt = metadata.ValueFromIncomingContext(ctx, metaHosts) != nil
+		s.mayInfer = metadata.ValueFromIncomingContext(ctx, metaInfers) != nil
 		return m
 	case *extprocv3.ProcessingRequest_RequestBody:
 		if s.ended {

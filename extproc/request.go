@@ -240,7 +240,8 @@ func (s *stream) bestWorker(ctx context.Context, req *router.Request) error {
 			s.extend(wait)
 		}
 	}
-	s.id = s.newID(s.gives)
+	s.id, req.Represents = s.newID(s.gives)
+	req.MayInfer = s.mayInfer && !s.gives && !s.responseBody && conf.FirstToken == FirstTokenObserver
 	s.booked = true // before the call, which may book and then panic
 	req.ID = s.id
 	d, err := s.router.BestWorker(ctx, *req)
@@ -272,16 +273,22 @@ func (s *stream) leaveTurn() {
 }
 
 // newID returns an id that no client can guess, so that no client can report the first token of
-// another client's request. gives says that the response may give out an id.
-func (s *Server) newID(gives bool) string {
+// another client's request. gives says that the response may give out an id. represents is [router.Request.Represents]
+// of the request: 0 if it is neither in the sample of Config.ObserveShare nor audited.
+func (s *Server) newID(gives bool) (id string, represents int) {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
-	id := s.prefix + hex.EncodeToString(b[:])
+	id = s.prefix + hex.EncodeToString(b[:])
 	if gives {
 		id += givesMark
 	}
-	if float64(binary.BigEndian.Uint32(b[12:])) < s.conf.AuditShare*(1<<32) {
+	draw := float64(binary.BigEndian.Uint32(b[12:])) / (1 << 32)
+	if draw < s.conf.AuditShare {
 		id += auditMark
 	}
-	return id
+	if share := max(s.conf.AuditShare, s.conf.ObserveShare); draw < share {
+		// The mean is exactly 1/share: the draw is as good as a new one within the sample.
+		represents = int(1/share + draw/share)
+	}
+	return id, represents
 }

@@ -70,6 +70,7 @@ func (s *stream) note(req *extprocv3.ProcessingRequest) {
 	r := router.Response{TokenAwaited: s.awaited}
 	details := ""
 	r.Status, _ = strconv.Atoi(status(req.GetResponseHeaders())) // 0 if there is none
+	r.TokenUnseen = s.awaited && s.decision.Inferred
 	if router.MayBeRepeated(r.Status) {
 		r.RetryAfter = router.ReadRetryAfter(header(req.GetResponseHeaders(), "retry-after"), time.Now())
 	}

@@ -24,6 +24,9 @@ const metaRanks = "x-dynamo-rank-per-attempt"
 // metaHosts is in the metadata of the streams of an Envoy that reads headerFallbackHost.
 const metaHosts = "x-dynamo-host-per-attempt"
 
+// metaInfers is in the metadata of the streams of an Envoy that opens no observer stream for ids with inferredMark.
+const metaInfers = "x-dynamo-infers"
+
 // Process handles one stream. It never returns an error: after a nil return Envoy
 // continues without kvroute, after an error it could fail the request.
 func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {

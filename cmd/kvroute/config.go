@@ -174,6 +174,18 @@ type config struct {
 	// fits only workers that send their headers with it
 	FirstToken string `yaml:"first-token" default:"observer" want:"observer or response-headers"`
 
+	// <tokens> that a worker has to compute for a streamed request, up to which kvroute infers most first tokens
+	// instead of having Envoy report them, which costs CPU; 0 infers none that Envoy can report
+	InferTokens int `yaml:"infer-tokens" default:"512" want:"0 or more"`
+
+	// <number> of first tokens a minute of each worker that Envoy reports in any case; they measure how fast
+	// the worker computes prompts
+	ObservePerMinute int `yaml:"observe-per-minute" default:"30" want:"1 or more"`
+
+	// <share> of the other streamed requests within infer-tokens whose first token Envoy reports; their times to first
+	// tokens stand for those of all these requests
+	ObserveShare float64 `yaml:"observe-share" default:"0.05" want:"0 to 1"`
+
 	// <URL> of Envoy's admin endpoint, as http://127.0.0.1:9901; kvroute then reads Envoy's counters
 	// every 10 s and its configuration every minute, and reports whether Envoy uses it. Empty reads none
 	EnvoyAdmin string `yaml:"envoy-admin" own:"yes"`

@@ -205,7 +205,7 @@ var others = map[string][]string{
 	"alpha": {"0.2"}, "decode-weight": {"2"}, "attention": {"0.1"}, "kv-overlap-score-weight": {"2", "0"}, "router-kv-overlap-score-credit": {"2", "0"}, "router-prefill-load-scale": {"2", "0"},
 	"router-host-cache-hit-weight": {"0.5"}, "router-disk-cache-hit-weight": {"0.5"}, "weighted-overlap": {"0.5"}, "weighted-requests": {"0.5"}, "weighted-kv-use": {"0.5"},
 	"engine-preset": {"8b"}, "busy-threshold": {"0.5"}, "router-queue-policy": {"wspt"}, "prefill-leg": {"header"}, "overload-status": {"503"}, "session-affinity-mode": {"hard"},
-	"conditional-disaggregation": {"prefill_load", "isl_bounding"}, "disaggregation-fraction": {"0.5"}, "router-predicted-ttl-secs": {"5", "0"}, "audit-share": {"0.5"}, "holdout-share": {"0.5"},
+	"conditional-disaggregation": {"prefill_load", "isl_bounding"}, "disaggregation-fraction": {"0.5"}, "router-predicted-ttl-secs": {"5", "0"}, "audit-share": {"0.5"}, "holdout-share": {"0.5"}, "observe-share": {"0.5"},
 	"second-choice": {"list"}, "first-token": {"response-headers"}, "degraded-after": {"8s"}, "unhealthy-after": {"16s"}, "log-level": {"debug"}, "log-format": {"json"},
 	"kv-pull": {"body"}, "kv-pull-delay": {"1ms"}, "kv-pull-token-time": {"1ms"}, "kv-pull-compute-time": {"1ms"},
 	"queue-wait": {"20s"}, "envoy-max-message-timeout": {"40s"},

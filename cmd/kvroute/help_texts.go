@@ -85,6 +85,12 @@ func (*config) Help(setting string) string {
 		return "add id, worker, overlap and reason of the decision to the response's headers, which reveals the addresses of workers"
 	case "first-token":
 		return "observer or response-headers: what counts as the first token of a response; response-headers fits only workers that send their headers with it"
+	case "infer-tokens":
+		return "<tokens> that a worker has to compute for a streamed request, up to which kvroute infers most first tokens instead of having Envoy report them, which costs CPU; 0 infers none that Envoy can report"
+	case "observe-per-minute":
+		return "<number> of first tokens a minute of each worker that Envoy reports in any case; they measure how fast the worker computes prompts"
+	case "observe-share":
+		return "<share> of the other streamed requests within infer-tokens whose first token Envoy reports; their times to first tokens stand for those of all these requests"
 	case "envoy-admin":
 		return "<URL> of Envoy's admin endpoint, as http://127.0.0.1:9901; kvroute then reads Envoy's counters every 10 s and its configuration every minute, and reports whether Envoy uses it. Empty reads none"
 	case "envoy-max-message-timeout":

@@ -372,6 +372,8 @@ func (c *config) routing() (router.Config, error) {
 		KeepDecisions:  cmp.Or(c.KeepDecisions, -1),
 
 		InferFirstTokens: true,
+		InferTokens:      c.InferTokens,
+		ObservePerMinute: c.ObservePerMinute,
 		NoSpeeds:         c.NoWorkerSpeeds,
 		HoldoutShare:     c.HoldoutShare,
 	}, nil

@@ -308,6 +308,7 @@ func (c *config) extproc() extproc.Config {
 		DecisionHeaders: c.DecisionHeaders,
 		FirstToken:      c.FirstToken,
 		AuditShare:      c.AuditShare,
+		ObserveShare:    c.ObserveShare,
 		SecondChoice:    c.SecondChoice,
 		PrefillLeg:      c.PrefillLeg,
 		PrefillTimeout:  c.PrefillTimeout,
