@@ -206,7 +206,7 @@ func TestConfigCheckOfARightFile(t *testing.T) {
 func TestAWrongFlagNamesNoLine(t *testing.T) {
 	path := writeFile(t, "version: 1\nrouter-mode: kv\n")
 	status, _, stderr := runs(t, "config", "check", "--config", path, "--router-mode", "fastest")
-	if status != 1 || !strings.HasPrefix(stderr, `kvroute config check: router-mode is "fastest", want `) {
+	if status != 1 || !strings.HasPrefix(stderr, `kvroute config check: --router-mode is "fastest", want `) {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 }
@@ -235,7 +235,7 @@ func TestEnvironment(t *testing.T) {
 		{"DYN_ROUTER_TRACK_ACTIVE_BLOCKS=true", "config", "no-track-active-blocks: false\n"},
 		{"KVROUTE_SEED=many", "config", `environment variable KVROUTE_SEED is "many", want a whole number from 0 on`},
 		{"DYN_ROUTER_USE_KV_EVENTS=perhaps", "config", `environment variable DYN_ROUTER_USE_KV_EVENTS is "perhaps", want true or false`},
-		{"KVROUTE_LOG_LEVEL=loud", "publish", `log-level is "loud"`},
+		{"KVROUTE_LOG_LEVEL=loud", "publish", `KVROUTE_LOG_LEVEL is "loud"`},
 		// A Kubernetes Service with the name kvroute sets these.
 		{"KVROUTE_PORT=tcp://10.0.0.1:9002 KVROUTE_SERVICE_HOST=10.0.0.1 KVROUTE_SERVICE_PORT=9002", "config", "version: 1\n"},
 	} {

@@ -262,7 +262,7 @@ for i in $(seq 600); do
 ` + blocks[1][1] + `
 kvroute top --once --output json | grep -q '"cached_tokens":[1-9]' && break; sleep 0.1; done
 `))
-	if err != nil || !strings.Contains(out, "worker-1  healthy") || !regexp.MustCompile(`worker-\d +\d+ +[1-9]\d* %`).MatchString(out) {
+	if err != nil || !strings.Contains(out, "worker-1  ● healthy") || !regexp.MustCompile(`worker-\d +\d+ +[1-9]\d* %`).MatchString(out) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

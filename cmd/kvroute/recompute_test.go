@@ -331,7 +331,7 @@ func recompute(t *testing.T, rnd *rand.Rand, flags ...string) {
 		}
 	}
 
-	// The text for people has the same numbers.
+	// The text for people has the same numbers, with four significant digits.
 	if got.Settings.Cost != "tokens" || got.Mode != "kv" || !got.Settings.Track {
 		return
 	}
@@ -353,7 +353,7 @@ func recompute(t *testing.T, rnd *rand.Rand, flags ...string) {
 			Overlap: number(1), Coming: number(2), Host: number(3), Disk: number(4), Pend: number(5), N: int(number(7)),
 			Held: number(8), ToDecode: number(9), Places: number(13), Speed: number(14), Taints: number(15),
 		}
-		if by := got.cost(&c, 0); math.Abs(by-number(17)) > 1e-9*by {
+		if by := got.cost(&c, 0); math.Abs(by-number(17)) > 2e-3*by {
 			t.Errorf("%v by hand in the line %s", by, line)
 		}
 		rows++
