@@ -120,7 +120,9 @@ func unsplit(why router.NoLeg) func(t *testing.T, p *splitFleet, model string) {
 // breakingPrefillWorker tests a prefill worker that closes the connection of a leg. It is the only one, so the next
 // request has no leg.
 func breakingPrefillWorker(t *testing.T, p *splitFleet, model string) {
-	p.computes("breaks-p", func(http.ResponseWriter, *http.Request) { p.servers["breaks-p"].CloseClientConnections() })
+	p.computes("breaks-p", func(http.ResponseWriter, *http.Request) {
+		panic(http.ErrAbortHandler) // closes this connection only: a probe that fails and then succeeds would end the back-off
+	})
 	for _, want := range []router.NoLeg{router.NoLegFailed, router.NoLegFailing} {
 		if split, d := p.served(t, model), newest(t, p.demonstration); split || d.NoLeg != want {
 			t.Errorf("split: %t, want %q: the decision is %+v", split, want, d)
