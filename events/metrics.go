@@ -3,9 +3,7 @@
 package events
 
 import (
-	"context"
 	"strings"
-	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
@@ -141,10 +139,6 @@ func (s *Subscriber) observeStates(observe func(n int, feed Feed, state indexer.
 			observe(n, feed, state)
 		}
 	}
-}
-
-func (m *metrics) delay(ctx context.Context, now time.Time, publishedMS uint64) {
-	m.late.Record(ctx, max(0, now.Sub(time.UnixMilli(int64(publishedMS))).Seconds()))
 }
 
 // event counts an event. Foreign and unknown ones without another outcome count as such.

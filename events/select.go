@@ -110,13 +110,12 @@ func (t *tracker) setWorker(now time.Time, id uint64, src Source) {
 			t.changed(r.RankName, r.reported) // an unknown worker's state was not kept
 		}
 	}
-	if t.stalled && src.Feed == FeedDurable {
-		for n := range src.DPSize {
-			t.rank(RankName{id, src.DPStart + n})
-		}
-	}
 	for n := range src.DPSize {
-		t.setRank(now, RankName{id, src.DPStart + n}, src)
+		key := RankName{id, src.DPStart + n}
+		if t.stalled && src.Feed == FeedDurable {
+			t.rank(key)
+		}
+		t.setRank(now, key, src)
 	}
 	t.applyWaiting(now, id)
 }

@@ -295,8 +295,8 @@ func (s *Subscriber) applyMessage(
 		s.conf.Log.Debug("events could not be read", "publisher", m.Envelope.PublisherID, "events", m.Bad)
 	}
 	now := s.conf.Now()
-	if m.Envelope.PublishedAt > 0 {
-		s.metrics.delay(ctx, now, m.Envelope.PublishedAt)
+	if at := m.Envelope.PublishedAt; at > 0 {
+		s.metrics.late.Record(ctx, max(0, now.Sub(time.UnixMilli(int64(at))).Seconds()))
 	}
 	if whose != nil {
 		n := len(m.Events)
