@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package events receives the workers' cache events over NATS, keeps them in order, repairs
-// gaps, and passes them to a sink. A [Subscriber] runs in each router replica; the publishers
-// are in package engines and in Dynamo's workers.
+// Package events receives the workers' cache events, keeps them in order, repairs gaps, and
+// passes them to a sink. A [Subscriber] runs in each router replica and reads NATS; the publishers
+// are in package engines and in Dynamo's workers. A [Follower] does the same for the batches of
+// one rank of an engine, which package engines reads from the engine's sockets.
 //
 // A publisher numbers the events of each rank from 1 and batches them. The bytes are those of
 // NVIDIA Dynamo's event plane from 1.6 on. A subscriber gives each rank's events to the sink
@@ -11,24 +12,26 @@
 // # Guarantees
 //
 // Each worker has one [Source]: the feed of its events, and whether a local indexer answers
-// queries about them.
+// queries about them. An engine's replay socket answers requests in place of a local indexer.
 //
-// With a local indexer the sink ends up with the worker's true cache, whatever NATS loses,
+// If a source answers, the sink ends up with the worker's true cache, whatever NATS loses,
 // repeats or delays:
 //
-//   - The rank is read when the worker is discovered, and when its publisher restarts.
-//   - Events after a gap are held while the missing ones are requested.
-//   - If no answer arrives, the held events are applied across the gap and the rank is
-//     suspect. It is read once a minute until that succeeds.
+//   - The rank is read when the worker is discovered or connected, and when its publisher restarts.
+//   - Events after a gap are held while the missing ones are requested, in at most eight tries.
+//   - If no answer arrives, the held events are applied across the gap, and the rank is suspect,
+//     or partial if nothing was known of an engine. About once a minute it is read again in one
+//     try, until that succeeds or the worker clears its cache. Meanwhile events are applied at once.
+//   - An engine that no longer has the missing batches is not read again before it clears its cache.
 //
-// For a worker whose events travel in the JetStream stream the same holds, but the stream is
-// read at discovery instead of the ranks. At the end of the stream each rank is queried for
-// later events.
+// If a JetStream stream has a worker's events, it is read at discovery instead of the ranks. At
+// its end each rank is queried for later events.
 //
-// Without a local indexer the sink gets a subsequence of the published events, in order and
+// Without an answering source the sink gets a subsequence of the published events, in order and
 // without duplicates. A rank with a gap is suspect: its known blocks stay, and may be partly
-// wrong, until it is cleared. A rank whose first events are unknown is partial. When a
-// publisher restarts, its rank is cleared first: a new process has an empty cache.
+// wrong, until it is cleared. A rank whose first events are unknown is partial, for ten minutes
+// after the last loss. When a publisher restarts, its rank is cleared first: a new process has an
+// empty cache.
 //
 // Events of a worker that the sink does not know yet wait for the worker, up to a bound. If the
 // worker's record names its publisher, events of any other publisher wait as well, until a
@@ -36,10 +39,9 @@
 //
 // # Invariants of the subscriber
 //
-//   - The cursor of a (worker, rank, publisher) is the largest event id applied of
-//     it, and only larger ids get through. With a local indexer each id up to the
-//     cursor is in what the sink got, as an event or in a dump, unless the rank is
-//     suspect.
+//   - The cursor of a (worker, rank, publisher) is the largest event id applied of it, and only
+//     larger ids get through. With a local indexer each id up to the cursor is in what the sink
+//     got, as an event or in a dump, unless the rank is suspect.
 //   - A rank that is ok and has no repair lacks no event that is known to be missing.
 //   - A rank is steady, or has one repair; a repair has at most one query under way.
 //   - Events of an unknown worker wait undecoded and change no cursor.
@@ -50,8 +52,8 @@
 //
 // # Concurrency
 //
-// The methods of both types may be called by any number of goroutines. The sink is
-// called by one at a time, while no lock is held.
+// The methods of a [Subscriber] may be called by any number of goroutines, those of a [Follower]
+// by one at a time. The sink is called by one at a time, while no lock of the subscriber is held.
 package events
 
 import (
@@ -155,7 +157,7 @@ type verdict struct {
 }
 
 func newTracker(sink func(r RankName, ev indexer.Event)) *tracker {
-	t := &tracker{
+	return &tracker{
 		sink:    sink,
 		changed: func(RankName, indexer.State) {},
 		ranks:   make(map[RankName]*rank),
@@ -164,9 +166,10 @@ func newTracker(sink func(r RankName, ev indexer.Event)) *tracker {
 		waiting: make(map[uint64]*queue),
 
 		restored: make(map[uint64]Source),
+		repairs: repairs{
+			rng: rand.New(rand.NewPCG(rand.Uint64(), 0)), timers: make(map[*rank]time.Time), asked: make(map[uint64]*rank),
+		},
 	}
-	t.repairs.init(rand.New(rand.NewPCG(rand.Uint64(), 0)))
-	return t
 }
 
 // accept takes one event of a feed from a publisher. sinkKnows reports whether the sink knows

@@ -38,7 +38,8 @@ import (
 //     order, without duplicates; behind a proxy, of several processes if the rank is suspect.
 //   - No batch is missing between them unless the rank is suspect, and none before them unless it is
 //     partial or suspect.
-//   - While an answer is expected, live batches wait: at most maxHeldEvents with at most 64 MB.
+//   - While an answer is expected, live batches wait: at most maxHeldEvents with at most 64 MB. If a faulty rank is
+//     read again, they are applied at once, and copies wait until the answer has replaced the known blocks.
 type Follower struct {
 	conf FollowerConfig
 	t    *tracker // of one rank
@@ -76,7 +77,7 @@ type FollowerConfig struct {
 	Clear func()
 	// Count counts a happening by its name in docs/metrics.md.
 	Count func(what string, n int)
-	// GaveUp is called when an engine has not answered several tries.
+	// GaveUp is called when an engine has not answered several tries, or the only try to read a faulty rank again.
 	GaveUp func()
 }
 
@@ -96,7 +97,7 @@ func NewFollower(conf FollowerConfig) *Follower {
 	f := &Follower{conf: conf, t: newTracker(nil)}
 	f.t.workers[0] = Source{Queries: conf.Replays}
 	f.t.gaveUp = func(RankName) {
-		if !f.rebuild || f.r.state == indexer.StateOK { // otherwise the rank was faulty before
+		if !f.r.repair.reread { // otherwise the rank was faulty before
 			conf.Count("given_up", 1)
 		}
 		conf.GaveUp()
@@ -164,6 +165,7 @@ func (f *Follower) request(now time.Time) {
 	} else {
 		f.r.repair = &repair{}
 	}
+	f.r.repair.reread = f.rebuild && f.r.state != indexer.StateOK
 	f.t.repairs.timers[f.r] = now
 	f.answered = false
 	f.requests++
@@ -272,12 +274,19 @@ func (f *Follower) Live(now time.Time, sequence uint64, body []byte) {
 	}
 	f.fresh, f.floor = false, ev.EventID
 	switch {
-	case f.r.repair != nil:
+	case f.r.repair != nil && !f.r.repair.reread:
 		f.hold(now, ev)
 	case ev.EventID <= f.last():
 		f.conf.Count("duplicate", 1)
-	case ev.EventID == f.last()+1 || !f.conf.Replays:
-		f.accept(now, &ev)
+	case f.r.repair != nil:
+		if f.accept(now, &ev); f.r.state != indexer.StateOK {
+			f.hold(now, ev) // the answer replaces the known blocks
+			return
+		}
+		f.rebuild = false // the engine cleared its cache: nothing is missing any more
+		f.t.endRepair(f.r)
+	case ev.EventID == f.last()+1 || !f.conf.Replays, f.r.state == indexer.StateSuspect && !f.unavailable:
+		f.accept(now, &ev) // a suspect rank is read again in any case
 	default:
 		f.conf.Count("gap", 1)
 		f.again = 0
@@ -343,6 +352,7 @@ func (f *Follower) part(now time.Time, sequence uint64, body []byte) {
 		f.giveUp(now)
 		return
 	case first && f.rebuild:
+		f.r.repair.reread = false
 		f.forget()
 		f.conf.Clear()
 	case ev.EventID <= f.last():
@@ -404,7 +414,8 @@ func (f *Follower) giveUp(now time.Time) {
 		f.Restart()
 	}
 	switch { // it is unknown which batches the answer would have contained
-	case f.rebuild && f.r.state != indexer.StateOK:
+	case f.r.repair.reread:
+		f.t.release(f.r.repair) // they were applied at once
 	case f.last() > 0:
 		f.t.miss(now, f.r, indexer.StateSuspect)
 	default:

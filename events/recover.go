@@ -54,7 +54,7 @@ type repair struct {
 	step   step
 	id     uint64 // of the query, if asked
 	tries  int
-	reread bool // of a suspect rank: events are applied at once, and again after the dump
+	reread bool // of a faulty rank: one try; events are applied at once, and again after the whole content
 	held   []heldEvent
 	blocks int // in held
 }
@@ -76,10 +76,6 @@ type repairs struct {
 	queued int                 // number of dumps in asked
 	last   uint64              // id of a query
 	blocks int                 // held
-}
-
-func (p *repairs) init(rng *rand.Rand) {
-	p.rng, p.timers, p.asked = rng, make(map[*rank]time.Time), make(map[uint64]*rank)
 }
 
 func (p *repairs) jitter(spread time.Duration) time.Duration {
@@ -386,26 +382,24 @@ func (t *tracker) queryFailed(now time.Time, id uint64, why string) {
 	}
 }
 
-// retryOrGiveUp plans the next try of a repair, or gives the repair up.
+// retryOrGiveUp plans the next try of a repair, or gives the repair up. A rereading has one try: the next one follows
+// in about a minute.
 func (t *tracker) retryOrGiveUp(now time.Time, r *rank) {
 	rp := r.repair
-	if rp.reread {
+	switch rp.tries++; {
+	case rp.tries < maxTries && !rp.reread:
+		backoff := min(firstBackoff<<(rp.tries-1), lastBackoff)
+		rp.step = stepDelayed
+		t.repairs.timers[r] = now.Add(backoff*3/4 + t.repairs.jitter(backoff/2))
+	case r.engine != nil:
+		t.gaveUp(r.RankName)
+		r.engine.giveUp(now)
+	case rp.reread:
 		t.endRepair(r)
 		t.planRereading(now, r)
-		return
+	default:
+		t.giveUp(now, r)
 	}
-	if rp.tries++; rp.tries >= maxTries {
-		if r.engine == nil {
-			t.giveUp(now, r)
-		} else {
-			t.gaveUp(r.RankName)
-			r.engine.giveUp(now)
-		}
-		return
-	}
-	backoff := min(firstBackoff<<(rp.tries-1), lastBackoff)
-	rp.step = stepDelayed
-	t.repairs.timers[r] = now.Add(backoff*3/4 + t.repairs.jitter(backoff/2))
 }
 
 // planRereading plans the next reading of a suspect rank.
