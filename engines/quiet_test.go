@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvroute/kvroute/engines"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/internal/enginesim"
 	"github.com/kvroute/kvroute/internal/fixtures"
 )
@@ -32,5 +33,23 @@ func TestAHostileSocketDoesNotFillTheLog(t *testing.T) {
 	}
 	if !strings.Contains(text, "an engine restarted") {
 		t.Errorf("nothing is said at all:\n%s", text)
+	}
+}
+
+// A faulty rank is requested about once a minute. That the engine does not answer is logged once, until it answers.
+func TestASilentReplaySocketIsLoggedOnce(t *testing.T) {
+	var log fixtures.Log
+	r, out := engines.NewTestRank(func(uint64, uint32, indexer.Event) {}), slog.New(slog.NewTextHandler(&log, nil))
+	warnings := func() int { return strings.Count(log.String(), "does not send missing events") }
+	for range 3 {
+		r.GiveUp(out)
+	}
+	if n := warnings(); n != 1 {
+		t.Errorf("%d warnings of three requests without an answer, want 1:\n%s", n, log.String())
+	}
+	r.Answer()
+	r.GiveUp(out)
+	if n := warnings(); n != 2 {
+		t.Errorf("%d warnings after an answer and another failure, want 2:\n%s", n, log.String())
 	}
 }

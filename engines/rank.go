@@ -440,6 +440,8 @@ func (r *rankSource) newFollower() {
 
 func (r *rankSource) gaveUp() {
 	err := cmp.Or(r.unanswered, errSilent)
-	r.log.Warn("an engine does not send missing events: later ones are applied without them, and all are requested every minute", "err", err)
+	if r.noReplay.Load() == nil { // otherwise it was logged at an earlier try
+		r.log.Warn("an engine does not send missing events: later ones are applied without them, and all are requested every minute", "err", err)
+	}
 	r.unavailable(&r.noReplay, err)
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
@@ -43,6 +44,13 @@ func NewTestRank(sink events.Sink) TestRank {
 	r := newRankSource(s, &EngineWorker{ID: 7, BlockSize: 4}, socket{}, s.conf.Log)
 	return TestRank{r}
 }
+
+// GiveUp is a request of missing batches without an answer, and Answer one with an answer. They log to log.
+func (r TestRank) GiveUp(log *slog.Logger) {
+	r.r.log = log
+	r.r.gaveUp()
+}
+func (r TestRank) Answer() { r.r.unavailable(&r.r.noReplay, nil) }
 
 // Take passes a message's frames to the rank.
 func (r TestRank) Take(frames [][]byte) { r.r.live(frames) }
