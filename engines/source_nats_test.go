@@ -101,7 +101,25 @@ func TestAnyRankIsReadAgain(t *testing.T) {
 	for _, worker := range []uint64{7, 26} {
 		eventually(t, func() bool { return sources.State(7) == indexer.StateOK && len(c.of(worker, 0)) == 1 })
 		c.apply(worker, 0, indexer.Event{Kind: indexer.Cleared})
-		sources.Reread(worker, 0)
+		if !sources.Reread(worker, 0) {
+			t.Errorf("worker %d: nothing is requested", worker)
+		}
 		eventually(t, func() bool { return len(c.of(worker, 0)) == 1 })
+	}
+	silent := publish.New(nc, publish.Config{WorkerID: 27})
+	subscriber.SetWorker(27, events.Source{Feed: events.FeedCore, DPSize: 1})
+	running(t, silent.Run)
+	silent.Publish(0, indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1}}})
+	plain := simulate(t, enginesim.SocketsConfig{})
+	sources.Set(zmqWorker(8, plain))
+	eventually(t, func() bool {
+		return plain.Subscribers() == 1 && sources.State(8) == indexer.StateOK && len(c.of(27, 0)) == 1
+	})
+	for what, at := range map[string][2]uint64{
+		"no local indexer": {27, 0}, "no replay socket": {8, 0}, "another rank": {7, 5}, "another rank over NATS": {26, 5}, "no worker": {99, 0},
+	} {
+		if sources.Reread(at[0], uint32(at[1])) {
+			t.Errorf("%s: events are said to be requested", what)
+		}
 	}
 }

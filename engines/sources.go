@@ -211,10 +211,10 @@ func (s *Sources) Remove(id uint64) {
 }
 
 // Reread requests all events of a worker's rank: from the engine, if it has a replay socket, or else from the
-// worker's local indexer, if it has one.
-func (s *Sources) Reread(id uint64, rank uint32) {
+// worker's local indexer, if it has one. It reports whether they are requested.
+func (s *Sources) Reread(id uint64, rank uint32) (requested bool) {
 	if s.conf.Subscriber != nil {
-		s.conf.Subscriber.Reread(id, rank) // does nothing if the worker is read directly
+		requested = s.conf.Subscriber.Reread(id, rank) // does nothing if the worker is read directly
 	}
 	s.mu.Lock()
 	ranks := slices.Collect(maps.Keys(s.ranks))
@@ -223,11 +223,12 @@ func (s *Sources) Reread(id uint64, rank uint32) {
 		if r.worker.ID == id {
 			r.do(func() {
 				if _, named := r.namedRanks[rank]; named {
-					r.follower.Reread(time.Now())
+					requested = r.follower.Reread(time.Now()) || requested
 				}
 			})
 		}
 	}
+	return requested
 }
 
 // stir puts a token into a channel that has room for one.

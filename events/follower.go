@@ -186,12 +186,13 @@ func (f *Follower) RequestAll(now time.Time) {
 }
 
 // Reread is RequestAll, although no batch is known to be missing: the known blocks are wrong. The rank becomes
-// suspect if the engine does not send all batches.
-func (f *Follower) Reread(now time.Time) {
+// suspect if the engine does not send all batches. It reports whether a request is due or under way.
+func (f *Follower) Reread(now time.Time) (requested bool) {
 	if f.conf.Replays && !f.unavailable && f.r.repair == nil {
 		f.rebuild, f.again = true, 0
 		f.request(now)
 	}
+	return f.r.repair != nil
 }
 
 // Tick does what is due. It returns the request to send now, if any: its number, and the sequence from which on

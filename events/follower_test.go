@@ -398,6 +398,12 @@ func TestOnlyBatchesThatMayExistAreRequestedAgain(t *testing.T) {
 		if again := f.Requests() > asks; again != c.again {
 			t.Errorf("%s: requested again: %v", name, again)
 		}
+		possible := name != "it is gone"
+		for range 2 {
+			if requested := f.Reread(f.now); requested != possible {
+				t.Errorf("%s: Reread says that it requests: %v", name, requested)
+			}
+		}
 	}
 }
 

@@ -226,13 +226,15 @@ func (s *Subscriber) Doubt(workerID uint64, dpRank uint32) {
 	s.change(func(t *tracker, now time.Time) { t.doubt(now, workerID, dpRank) })
 }
 
-// Reread requests all events of a rank from the worker's local indexer, if it has one.
-func (s *Subscriber) Reread(workerID uint64, dpRank uint32) {
+// Reread requests all events of a rank from the worker's local indexer, if it has one. It reports whether they are
+// requested now, or within about a minute as those of any suspect rank.
+func (s *Subscriber) Reread(workerID uint64, dpRank uint32) (requested bool) {
 	s.change(func(t *tracker, now time.Time) {
-		if t.workers[workerID].Queries {
+		if requested = t.workers[workerID].Queries && t.ranks[RankName{workerID, dpRank}] != nil; requested {
 			t.doubt(now, workerID, dpRank)
 		}
 	})
+	return requested
 }
 
 // Wants reports whether there are workers whose events come by a feed.

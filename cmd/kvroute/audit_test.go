@@ -3,6 +3,7 @@
 package main
 
 import (
+	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
@@ -10,7 +11,9 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/kvroute/kvroute/events"
+	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/indexer"
+	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/process"
 	"github.com/kvroute/kvroute/internal/wire"
 	"github.com/kvroute/kvroute/router"
@@ -55,7 +58,7 @@ func TestTheAuditFindsABrokenIndex(t *testing.T) {
 		t.Errorf("audit %+v after the index was broken", state().Audit)
 	}
 	eventually(t, "the log does not name the worker", func() bool {
-		return strings.Contains(d.Router.LastLines(), "differs from kvroute's index") && strings.Contains(d.Router.LastLines(), "worker="+state().Name)
+		return strings.Contains(d.Router.LastLines(), "its events are requested again") && strings.Contains(d.Router.LastLines(), "worker="+state().Name)
 	})
 	eventually(t, "the index is not read again", indexed)
 	sendChats(4)
@@ -67,6 +70,24 @@ func TestTheAuditFindsABrokenIndex(t *testing.T) {
 	}
 	if n := d.counter(t, "gen_ai_server_time_per_output_token_seconds_count", ""); n < 10 {
 		t.Errorf("the time between tokens of %d responses is known", n)
+	}
+}
+
+// Events that no source can send again are not said to be requested.
+func TestTheAuditSaysWhereNothingIsRequested(t *testing.T) {
+	r, err := router.New(router.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct, err := fleet.NewDirectWorkers(fleet.DirectConfig{Router: r})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log fixtures.Log
+	s := &server{log: slog.New(slog.NewTextHandler(&log, nil)), direct: direct}
+	s.departs(router.Worker{ID: 7}, true)
+	if !log.Has("no source can send its events again") || !log.Has("worker=7") || log.Has("requested") {
+		t.Error(log.String())
 	}
 }
 

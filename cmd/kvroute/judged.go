@@ -69,8 +69,12 @@ func (s *server) departs(w router.Worker, departs bool) {
 		s.log.Info("the worker's cache agrees with kvroute's index again", "worker", w.ID, "rank", w.DPRank)
 		return
 	}
-	s.log.Warn("the worker's cache differs from kvroute's index by the usage in its responses; its events are requested again", "worker", w.ID, "rank", w.DPRank)
-	s.direct.Sources().Reread(w.ID, w.DPRank)
+	log := s.log.With("worker", w.ID, "rank", w.DPRank)
+	if s.direct.Sources().Reread(w.ID, w.DPRank) {
+		log.Warn("the worker's cache differs from kvroute's index by the usage in its responses; its events are requested again")
+	} else {
+		log.Warn("the worker's cache differs from kvroute's index by the usage in its responses; no source can send its events again")
+	}
 }
 
 // learned logs the rule by which the cached tokens of a worker's responses depart from its events.
