@@ -46,7 +46,7 @@ func readEngine(data []byte) (out savedEngine, err error) {
 		// The half of a block is there, too: the other half makes a block of them.
 		last, _ := e.Apply(&EngineBatch{Events: []EngineEvent{storedBlocks(EngineEvent{BlockSize: 2, Hashes: []uint64{302}, Parent: 301, HasParent: true, Tokens: []uint32{3, 4}, Tier: indexer.Disk})}})
 		for _, ev := range append(evs, last...) {
-			if ev.Event.Kind != indexer.Shaped { // the engine tells the shape of its blocks again
+			if ev.Event.Kind != indexer.Shaped { // the engine sends the shape of its blocks again
 				out.Events = append(out.Events, ev.Event)
 			}
 		}

@@ -319,7 +319,7 @@ func (t *tracker) deliver(r *rank, ev *RouterEvent) {
 	}
 }
 
-// wipe tells the sink that a rank is empty.
+// wipe clears a rank in the sink.
 func (t *tracker) wipe(r *rank) {
 	t.sink(r.RankName, indexer.Event{Kind: indexer.Cleared})
 }

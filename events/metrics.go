@@ -99,7 +99,7 @@ type metrics struct {
 
 func newMetrics(from metric.Meter, s *Subscriber) (*metrics, error) {
 	m := meter.New(from)
-	m.Gauge("kvroute.events.held.blocks", "{block}", "Blocks in events that wait for what is missing before them.", func(o meter.Observe) {
+	m.Gauge("kvroute.events.held.blocks", "{block}", "Blocks in events that wait for missing events before them, without the batches of engines.", func(o meter.Observe) {
 		s.mu.Lock()
 		blocks := s.tracker.repairs.blocks
 		s.mu.Unlock()
