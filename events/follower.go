@@ -144,7 +144,7 @@ func (f *Follower) Miss(now time.Time, s indexer.State) { f.t.miss(now, f.r, s) 
 // connection.
 func (f *Follower) Connected(now time.Time, closed bool) {
 	f.fresh, f.floor, f.replaced = true, f.last(), 0
-	f.closed = f.floor > 0 && (closed || f.closed && f.conf.Replays)
+	f.closed = f.floor > 0 && (closed || f.closed)
 	if rp := f.r.repair; rp != nil {
 		f.t.release(rp) // the answer must contain these batches again; otherwise they are missing
 	}
@@ -359,7 +359,7 @@ func (f *Follower) part(now time.Time, sequence uint64, body []byte) {
 	case ev.EventID <= f.last():
 		return
 	}
-	f.answered, f.closed = true, false
+	f.answered = true
 	if ev.EventID > f.last()+1 {
 		if !first && !f.hole && f.holes < maxHoles {
 			f.conf.Count("replay_cut", 1)
