@@ -195,7 +195,7 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 		}
 		r.storeSide(e.opt.BlockSize, ev, out)
 		return
-	case len(ev.Tokens) > 0 && !r.takeFull(ev.BlockSize, e.opt.BlockSize):
+	case len(ev.Tokens) > 0 && r.Layers.isPart(ev.BlockSize):
 		out.drop(DropGroup, max(1, n))
 		return
 	case n == 0:
@@ -210,7 +210,6 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 			e.remember(r, at, h)
 		}
 	}()
-	r.sendShape(e.opt.BlockSize, out)
 	seed, reason := r.seed(ev, at)
 	size, own := ev.BlockSize, len(ev.Tokens)
 	switch {
@@ -245,6 +244,10 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 		}
 		if k.Published {
 			r.register(at, hash, &k, true)
+			if ev.Tier == indexer.Device {
+				r.Layers.takeFull(size)
+			}
+			r.sendShape(e.opt.BlockSize, out)
 		}
 		published = i + 1
 		if parent, hasParent = hash, true; k.Published {

@@ -26,15 +26,16 @@ type layers struct {
 	shape     *indexer.Shape
 }
 
-// takeFull notes the size of the blocks of a stored event of full attention. It returns false for a block that is
-// only a part of the group's blocks, which no hit uses.
-func (r *engineRank) takeFull(size, index int) bool {
-	l := &r.Layers
-	if size > l.Full && (size <= index || size%index == 0) { // other sizes are not indexed
+// takeFull notes the size of an indexed block of full attention on the device. A lower tier may have larger blocks,
+// which say nothing of where the device's prefixes end.
+func (l *layers) takeFull(size int) {
+	if size > l.Full {
 		l.Full, l.shapeSent = size, false
 	}
-	return size == l.Full || len(l.Sides) == 0
 }
+
+// isPart reports whether blocks of full attention are only parts of the group's blocks, which no hit uses.
+func (l *layers) isPart(size int) bool { return len(l.Sides) > 0 && size < max(1, l.Full) }
 
 // takeSide notes the group of a stored event. It returns false for a block that is only a part of the group's blocks.
 func (r *engineRank) takeSide(ev *EngineEvent) bool {

@@ -299,7 +299,7 @@ func TestBadSideGroups(t *testing.T) {
 		"full that becomes a state":     {list{full, side(0, 4, "mamba", nil)}, "", 0},
 		"one of two that becomes one":   {list{full, second, side(1, 4, "mamba", nil), full}, "", 2},
 		"full blocks of no tokens":      {list{full, side(1, 4, "mamba", nil), side(0, 0, "full_attention", nil)}, "group=1", 2},
-		"full blocks of 2^31-1 tokens":  {list{full, side(1, 4, "mamba", nil), side(0, 1<<31-1, "full_attention", nil)}, "group=1", 2},
+		"full blocks of 2^31-1 tokens":  {list{full, side(1, 4, "mamba", nil), side(0, 1<<31-1, "full_attention", nil)}, "size=1", 2},
 		"full blocks of 2^31 tokens":    {list{full, side(1, 4, "mamba", nil), side(0, 1<<31, "full_attention", nil)}, "bad=1", 2},
 		"a block of 2^63":               {list{full, side(1, 4, "mamba", nil), blockRemoved(list{uint64(1) << 63}, "group_idx", 1)}, "", 2},
 		"a window of no tokens":         {list{full, side(1, 4, "sliding_window", 0)}, "", 0},
@@ -340,6 +340,59 @@ func TestBadSideGroups(t *testing.T) {
 	m := indexer.Matches{Device: make([]int32, 1), Tokens: 9}
 	if x.FindMatches(&m, hashes); m.Device[0] != 0 || x.SideBlocks(0) > 1 {
 		t.Errorf("255 side groups: %d blocks of %d, want 0", m.Device[0], x.SideBlocks(0))
+	}
+}
+
+// A plain worker whose blocks are larger than those of the index: on each tier hits end with one of its blocks. Its
+// block size is that of blocks on the device that are indexed.
+func TestTiersOfLargerBlocks(t *testing.T) {
+	stored := func(tier indexer.Tier, from, size int, hashes ...uint64) engines.EngineEvent {
+		ev := engines.EngineEvent{
+			Kind: engines.EngineStored, Tier: tier, Spec: "full_attention", BlockSize: size, Hashes: hashes, Usable: len(hashes),
+			Tokens: seq(from, size*len(hashes)),
+		}
+		if ev.HasParent = from > 0; ev.HasParent {
+			ev.Parent = uint64(from)
+		}
+		return ev
+	}
+	lost := stored(indexer.Device, 99, 16, 99) // its parent is unknown
+	cut := stored(indexer.Device, 0, 32, 32)
+	cut.Tokens = cut.Tokens[:16]
+	named := stored(indexer.Device, 0, 32, 32)
+	named.LoRA, named.HasLoRAID = "", true
+	keyed := stored(indexer.Device, 0, 32, 32)
+	keyed.Usable = 0
+	odd := stored(indexer.Device, 0, 30, 30)
+	for name, c := range map[string]struct {
+		events []engines.EngineEvent
+		want   [4]int32 // blocks of 4 tokens on each tier, of a prompt of 38 tokens
+	}{
+		"the device":                 {[]engines.EngineEvent{stored(0, 0, 16, 16, 32, 48)}, [4]int32{8}},
+		"host memory":                {[]engines.EngineEvent{stored(0, 0, 16, 16), stored(1, 16, 16, 32, 48)}, [4]int32{4, 4}},
+		"the disk":                   {[]engines.EngineEvent{stored(0, 0, 8, 8), stored(1, 8, 8, 16), stored(2, 16, 8, 24, 32, 40)}, [4]int32{2, 2, 4}},
+		"another tier":               {[]engines.EngineEvent{stored(0, 0, 16, 16), stored(3, 16, 16, 32, 48)}, [4]int32{4, 0, 0, 4}},
+		"larger ones in host memory": {[]engines.EngineEvent{stored(0, 0, 4, 4, 8, 12, 16, 20), stored(1, 20, 16, 36)}, [4]int32{5, 4}},
+		"without a known parent":     {[]engines.EngineEvent{lost, stored(0, 0, 4, 4, 8, 12)}, [4]int32{3}},
+		"too few tokens":             {[]engines.EngineEvent{cut, stored(0, 0, 4, 4, 8, 12)}, [4]int32{3}},
+		"an adapter without a name":  {[]engines.EngineEvent{named, stored(0, 0, 4, 4, 8, 12)}, [4]int32{3}},
+		"unknown keys":               {[]engines.EngineEvent{keyed, stored(0, 0, 4, 4, 8, 12)}, [4]int32{3}},
+		"no multiple":                {[]engines.EngineEvent{odd, stored(0, 0, 4, 4, 8, 12)}, [4]int32{3}},
+		"no blocks":                  {[]engines.EngineEvent{stored(0, 0, 64), stored(0, 0, 4, 4, 8, 12)}, [4]int32{3}},
+	} {
+		e, x := engines.NewEngine(engines.EngineOptions{BlockSize: 4}), indexer.New(indexer.Config{})
+		evs, _ := e.Apply(&engines.EngineBatch{Events: c.events})
+		for _, ev := range evs {
+			x.Apply(0, ev.Event)
+		}
+		m := indexer.Matches{Device: make([]int32, 1), Tokens: 38}
+		for t := range m.Lower {
+			m.Lower[t] = make([]int32, 1)
+		}
+		x.FindMatches(&m, locals(seq(0, 38), 4, indexer.Seed("", "")))
+		if got := [4]int32{m.Device[0], m.Lower[0][0], m.Lower[1][0], m.Lower[2][0]}; got != c.want {
+			t.Errorf("%s: %d blocks by tier, want %d", name, got, c.want)
+		}
 	}
 }
 

@@ -26,13 +26,17 @@ type pathNode struct {
 // few is the number of nodes up to which a match of hybrid workers does not allocate.
 const few = 64
 
-// useBoundaries lowers the counts of hybrid workers to the blocks that they can use. Which blocks of side groups are on
-// lower tiers is unknown, so those tiers do not count. gate is locked.
+// useBoundaries lowers the counts of workers with a [Shape] to the blocks that they can use. Which blocks of side groups
+// are on lower tiers is unknown, so those tiers of hybrid workers do not count. gate is locked.
 func (x *Index) useBoundaries(m *Matches, local []uint64) {
 	var room [few]pathNode
 	path := room[:0]
 	for w, s := range x.sides[:min(len(x.sides), len(m.Device))] {
 		if s == nil {
+			continue
+		}
+		if len(s.shape.Sides) == 0 {
+			s.roundDown(m, w)
 			continue
 		}
 		for _, dst := range m.Lower {
@@ -47,11 +51,37 @@ func (x *Index) useBoundaries(m *Matches, local []uint64) {
 			path = x.appendPath(path, local)
 		}
 		r := runs{s: s, owner: int32(w), path: path}
-		m.Device[w] = int32(r.longest(int(m.Device[w]), m.Tokens))
+		m.Device[w] = int32(r.longest(int(s.boundary(m.Device[w], m.Tokens))))
 		if m.Ends != nil && r.lowered {
 			m.Ends[w].Lacks, m.Ends[w].Group = r.lacking()
 		}
 	}
+}
+
+// roundDown ends the counts of a worker without side groups at boundaries, on each tier: a copy of a part of the
+// engine's block serves no request.
+func (s *sides) roundDown(m *Matches, w int) {
+	held, used := m.Device[w], s.boundary(m.Device[w], m.Tokens)
+	m.Device[w] = used
+	for _, dst := range m.Lower {
+		if dst != nil {
+			held += dst[w]
+			end := s.boundary(held, m.Tokens)
+			dst[w], used = end-used, end
+		}
+	}
+}
+
+// boundary returns the last boundary within some blocks, behind which at least one token of the prompt follows; 0 if
+// the rule is unknown. The length of the prompt is unknown if tokens is 0.
+func (s *sides) boundary(blocks int32, tokens int) int32 {
+	if s.step == 0 {
+		return 0
+	}
+	if tokens > 0 {
+		blocks = min(blocks, int32((tokens-1)/s.shape.Block))
+	}
+	return blocks / int32(s.step) * int32(s.step)
 }
 
 // appendPath appends the nodes that a prompt passes through.
@@ -66,16 +96,9 @@ func (x *Index) appendPath(path []pathNode, local []uint64) []pathNode {
 	return path
 }
 
-// longest returns the longest usable prefix of a prompt whose first blocks the worker has.
-func (r *runs) longest(blocks, tokens int) int {
+// longest returns the longest usable prefix up to a boundary before which the worker has all blocks of full attention.
+func (r *runs) longest(l int) int {
 	s := r.s
-	if s.step == 0 {
-		return 0
-	}
-	if tokens > 0 {
-		blocks = min(blocks, (tokens-1)/s.shape.Block)
-	}
-	l := blocks / s.step * s.step
 	for i := range s.rules {
 		r.lo[i] = l
 	}

@@ -61,3 +61,43 @@ func TestHostMemoryOfHybridWorkers(t *testing.T) {
 		t.Errorf("%v blocks of plain workers, want 5 and 5", got)
 	}
 }
+
+// A worker without side groups whose blocks are larger than those of the index: on each tier, counts end with one of its
+// blocks. A block of which the prompt has only the first part does not count.
+func TestTiersOfLargerBlocks(t *testing.T) {
+	x := indexer.New(indexer.Config{})
+	x.Apply(0, indexer.Event{Kind: indexer.Shaped, Shape: &indexer.Shape{Block: 1, Full: 4}})
+	for w, from := range []uint64{0: 1, 1: 1, 2: 5} {
+		x.Apply(w, line(w, indexer.Device, 1, 4))
+		x.Apply(w, line(w, indexer.HostPinned, from, 12))
+		x.Apply(w, line(w, indexer.Disk, 13, 16))
+	}
+	x.Apply(2, indexer.Event{Kind: indexer.Shaped, Shape: &indexer.Shape{Block: 1, Full: 4}})
+	for _, c := range []struct {
+		blocks, tokens     int
+		device, host, disk []int32
+		fromHost           []int32
+	}{
+		{16, 0, []int32{4, 4, 4}, []int32{8, 8, 8}, []int32{4, 4, 4}, []int32{12, 12, 0}},
+		{15, 0, []int32{4, 4, 4}, []int32{8, 8, 8}, []int32{0, 3, 0}, []int32{12, 12, 0}},
+		{11, 0, []int32{4, 4, 4}, []int32{4, 7, 4}, []int32{0, 0, 0}, []int32{8, 11, 0}},
+		{16, 16, []int32{4, 4, 4}, []int32{8, 8, 8}, []int32{0, 4, 0}, []int32{12, 12, 0}},
+		{16, 17, []int32{4, 4, 4}, []int32{8, 8, 8}, []int32{4, 4, 4}, []int32{12, 12, 0}},
+		{3, 0, []int32{0, 3, 0}, []int32{0, 0, 0}, []int32{0, 0, 0}, []int32{0, 3, 0}},
+	} {
+		var prompt []uint64
+		for i := range c.blocks {
+			prompt = append(prompt, uint64(i+1))
+		}
+		m := indexer.Matches{Device: make([]int32, 3), Tokens: c.tokens}
+		m.Lower[0], m.Lower[1] = make([]int32, 3), make([]int32, 3)
+		x.FindMatches(&m, prompt)
+		if !slices.Equal(m.Device, c.device) || !slices.Equal(m.Lower[0], c.host) || !slices.Equal(m.Lower[1], c.disk) {
+			t.Errorf("%d blocks, %d tokens: %v, %v and %v, want %v, %v and %v", c.blocks, c.tokens, m.Device, m.Lower[0], m.Lower[1], c.device, c.host, c.disk)
+		}
+		got := make([]int32, 3)
+		if x.MatchHost(got, prompt); !slices.Equal(got, c.fromHost) {
+			t.Errorf("%d blocks: %v in host memory, want %v", c.blocks, got, c.fromHost)
+		}
+	}
+}
