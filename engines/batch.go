@@ -19,7 +19,7 @@ const (
 	DropMedium                      // the block is on an unknown medium
 	DropForeign                     // the block is not in this worker's cache
 	DropGroup                       // a part of a group's block, or a block of a group whose kind is not named, or of a smaller window
-	DropGroupKind                   // the kind of the block's group is unknown, so no prefix of the worker can be used
+	DropGroupKind                   // see storeSide; also one for each change of a group's kind
 	DropKeys                        // the engine hashed the block with unknown extra keys
 	DropLoRA                        // the adapter has a number and no name
 	DropParent                      // the parent is unknown, so the salt is unknown

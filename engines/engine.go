@@ -78,7 +78,7 @@ func (e *Engine) Copies() (most int) {
 // engine may have other groups and block sizes.
 func (e *Engine) Clear(rank uint32) events.RouterEvent {
 	if r := e.ranks[rank]; r != nil {
-		r.Layers = layers{}
+		r.Layers = indexer.Layers{}
 	}
 	return e.clear(rank)
 }
@@ -87,7 +87,7 @@ func (e *Engine) Clear(rank uint32) events.RouterEvent {
 // come after a new event for the shape. A reader that misses that event has then missed no later one.
 func (e *Engine) clear(rank uint32) events.RouterEvent {
 	if r := e.ranks[rank]; r != nil {
-		r.Layers.shape, r.Layers.shapeSent = nil, false
+		r.Layers.Clear()
 		e.forget(r)
 	}
 	return events.RouterEvent{DPRank: rank, Event: indexer.Event{Kind: indexer.Cleared}}
@@ -166,7 +166,7 @@ func (e *Engine) follow(r *engineRank, ev *EngineEvent, out *output) {
 
 // prefixes reports whether the blocks of a stored event are prefixes, and remembers it, because
 // removals do not state it.
-func (r *engineRank) prefixes(ev *EngineEvent) bool {
+func (r *engineRank) prefixes(ev *EngineEvent, out *output) bool {
 	kind := groupOther
 	switch ev.Spec {
 	case "full_attention", "mla_attention", "sink_full_attention":
@@ -176,8 +176,8 @@ func (r *engineRank) prefixes(ev *EngineEvent) bool {
 			kind = groupPrefix
 		}
 	}
-	if r.Groups[ev.Group] = kind; kind == groupPrefix {
-		r.forgetSide(ev.Group)
+	if r.Groups[ev.Group] = kind; kind == groupPrefix && r.Layers.ForgetSide(ev.Group) {
+		out.drop(DropGroupKind, 1)
 	}
 	return kind == groupPrefix
 }
@@ -185,17 +185,19 @@ func (r *engineRank) prefixes(ev *EngineEvent) bool {
 func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 	n, at := len(ev.Hashes), place{ev.Tier, ev.Group}
 	switch {
-	case !r.prefixes(ev) && ev.Spec == "":
+	case !r.prefixes(ev, out) && ev.Spec == "":
 		out.drop(DropGroup, max(1, n))
 		return
 	case r.Groups[ev.Group] != groupPrefix:
 		if slices.ContainsFunc(r.Places, func(p *placeBlocks) bool { return p.At.Group == ev.Group }) {
 			// It had full attention, and no later event removes those blocks.
-			out.add(e.Clear(out.rank).Event)
+			r.Layers.Forget()
+			out.drop(DropGroupKind, 1)
+			out.add(e.clear(out.rank).Event)
 		}
 		r.storeSide(e.opt.BlockSize, ev, out)
 		return
-	case len(ev.Tokens) > 0 && r.Layers.isPart(ev.BlockSize):
+	case len(ev.Tokens) > 0 && r.Layers.IsPart(ev.BlockSize):
 		out.drop(DropGroup, max(1, n))
 		return
 	case n == 0:
@@ -245,7 +247,7 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 		if k.Published {
 			r.register(at, hash, &k, true)
 			if ev.Tier == indexer.Device {
-				r.Layers.takeFull(size)
+				r.Layers.TakeFull(size)
 			}
 			r.sendShape(e.opt.BlockSize, out)
 		}
@@ -349,7 +351,7 @@ func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 
 func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 	switch kind := r.Groups[ev.Group]; {
-	case slices.ContainsFunc(r.Layers.Sides, func(g indexer.SideGroup) bool { return g.Group == ev.Group }):
+	case r.Layers.IsSide(ev.Group):
 		r.removeSide(ev, out)
 		return
 	case kind == groupOther || kind == groupUnknown && ev.Group > 0:

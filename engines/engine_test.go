@@ -206,7 +206,7 @@ func TestStored(t *testing.T) {
 		{"group 1 without kind", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 1), "", "group=1"},
 		{"group 1, full", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 1, "kv_cache_spec_kind", "full_attention"), store(0, plain), ""},
 		{"mla", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 0, "kv_cache_spec_kind", "mla_attention"), store(0, plain), ""},
-		{"sliding window", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 128), "0/0 shape {16 16 [{0 1 16 128}]}\n0/0 group 0: stored [5]\n0/0 shape {16 16 []}\n", ""},
+		{"sliding window", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 128), "0/0 shape {16 16 [{0 1 16 128}]}\n0/0 group 0: stored [5]\n0/0 shape {16 16 []}\n", "group_kind=1"},
 		{"group out of bounds", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "group_idx", 1<<40), "", "bad=1"},
 
 		{"salt of vLLM", engines.EngineOptions{}, blockStored(list{5}, nil, tokens, 16, "extra_keys", list{list{"tenant-a"}}), store(0, locals(tokens, 16, indexer.Seed("", "tenant-a"))[0]), ""},

@@ -15,7 +15,7 @@ type engineRank struct {
 	Places []*placeBlocks `json:"-"` // none is empty; there are few
 	Groups [maxGroup]groupKind
 	Window int // TensorRT-LLM: the largest attention window
-	Layers layers
+	Layers indexer.Layers
 
 	LastID    uint64 // TensorRT-LLM
 	HasLastID bool

@@ -293,11 +293,14 @@ func TestBadSideGroups(t *testing.T) {
 		"blocks of 2^31-1 tokens":       {list{full, side(1, 1<<31-1, "mamba", nil)}, "", 0},
 		"blocks of 2^31 tokens":         {list{full, side(1, 1<<31, "mamba", nil)}, "bad=1", 2},
 		"group 9,999":                   {list{full, side(9999, 4, "mamba", nil)}, "bad=1", 2},
-		"a kind that becomes another":   {list{full, side(1, 4, "mamba", nil), side(1, 4, "sliding_window", 9)}, "", 0},
-		"a kind that becomes unknown":   {list{full, side(1, 4, "mamba", nil), side(1, 4, "new", nil)}, "group_kind=1", 0},
-		"a window that becomes full":    {list{full, side(1, 4, "sliding_window", 9), second}, "", 2},
-		"full that becomes a state":     {list{full, side(0, 4, "mamba", nil)}, "", 0},
-		"one of two that becomes one":   {list{full, second, side(1, 4, "mamba", nil), full}, "", 2},
+		"a kind that becomes another":   {list{full, side(1, 4, "mamba", nil), side(1, 4, "sliding_window", 9)}, "group_kind=1", 0},
+		"a kind that becomes unknown":   {list{full, side(1, 4, "mamba", nil), side(1, 4, "new", nil)}, "group_kind=2", 0},
+		"an unknown kind that is known": {list{full, side(1, 4, "new", nil), side(1, 4, "mamba", nil)}, "group_kind=2", 2},
+		"a kind that is unknown once":   {list{full, side(1, 4, "mamba", nil), side(1, 4, "new", nil), side(1, 4, "mamba", nil)}, "group_kind=3", 2},
+		"another window":                {list{full, side(1, 4, "sliding_window", 4), side(1, 4, "sliding_window", 5)}, "", 2},
+		"a window that becomes full":    {list{full, side(1, 4, "sliding_window", 9), second}, "group_kind=1", 2},
+		"full that becomes a state":     {list{full, side(0, 4, "mamba", nil)}, "group_kind=1", 0},
+		"one of two that becomes one":   {list{full, second, side(1, 4, "mamba", nil), full}, "group_kind=1", 2},
 		"full blocks of no tokens":      {list{full, side(1, 4, "mamba", nil), side(0, 0, "full_attention", nil)}, "group=1", 2},
 		"full blocks of 2^31-1 tokens":  {list{full, side(1, 4, "mamba", nil), side(0, 1<<31-1, "full_attention", nil)}, "size=1", 2},
 		"full blocks of 2^31 tokens":    {list{full, side(1, 4, "mamba", nil), side(0, 1<<31, "full_attention", nil)}, "bad=1", 2},
@@ -341,6 +344,78 @@ func TestBadSideGroups(t *testing.T) {
 	if x.FindMatches(&m, hashes); m.Device[0] != 0 || x.SideBlocks(0) > 1 {
 		t.Errorf("255 side groups: %d blocks of %d, want 0", m.Device[0], x.SideBlocks(0))
 	}
+}
+
+// A rank whose groups change again and again: 32 changes are followed. Then no prompt counts as cached until the engine
+// restarts, whatever its events say, and the changes are counted.
+func TestGroupsThatChangeAgainAndAgain(t *testing.T) {
+	full := blockStored(list{1, 2}, nil, seq(0, 8), 4, "group_idx", 0, "kv_cache_spec_kind", "full_attention")
+	second := blockStored(list{1, 2}, nil, seq(0, 8), 4, "group_idx", 1, "kv_cache_spec_kind", "full_attention")
+	side := func(group, size int, kind string, window any) fields {
+		return blockStored(list{2}, nil, seq(0, 8), size, "group_idx", group, "kv_cache_spec_kind", kind, "kv_cache_spec_sliding_window", window)
+	}
+	state := side(1, 4, "mamba", nil)
+	for name, c := range map[string]struct {
+		again  func(n int) list // makes two changes at least
+		shapes int              // the most shapes that the index gets
+		want   int32            // while the changes are followed
+	}{
+		"kinds": {func(int) list { return list{side(1, 4, "sliding_window", 4), state, full} }, 36, 2},
+		"windows": {func(n int) list {
+			return list{side(1, 4, "sliding_window", 1000+n), side(1, 4, "sliding_window", 4), full}
+		}, 36, 2},
+		"a window that grows": {func(n int) list {
+			return list{full, side(1, 4, "sliding_window", 9+2*n), side(1, 4, "sliding_window", 10+2*n)}
+		}, 36, 0},
+		"sizes":                   {func(n int) list { return list{full, side(1, 8+8*n, "mamba", nil), side(1, 12+8*n, "mamba", nil)} }, 36, 0},
+		"full attention":          {func(int) list { return list{full, state, second} }, 1000, 2},
+		"a group that is full":    {func(int) list { return list{full, side(2, 4, "mamba", nil), side(0, 4, "mamba", nil), full} }, 1000, 2},
+		"sizes of full attention": {func(n int) list { return list{sized(8 * (n + 1)), sized(8*n + 12)} }, 36, 0},
+		"a group of no named blocks": {func(int) list {
+			return list{full, blockStored(list{}, nil, list{}, 4, "group_idx", 1, "kv_cache_spec_kind", "mamba"), side(1, 4, "sliding_window", 4)}
+		}, 36, 2},
+	} {
+		e, x := engines.NewEngine(engines.EngineOptions{BlockSize: 4}), indexer.New(indexer.Config{})
+		shapes, kinds := 0, 0
+		apply := func(evs list) int32 {
+			batch, err := engines.DecodeBatch(encode(nil, list{1755000000.5, evs, 0}))
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			out, drops := e.Apply(&batch)
+			for _, ev := range out {
+				if x.Apply(0, ev.Event); ev.Event.Kind == indexer.Shaped {
+					shapes++
+				}
+			}
+			kinds += drops[engines.DropGroupKind]
+			m := indexer.Matches{Device: make([]int32, 1), Tokens: 9}
+			x.FindMatches(&m, locals(seq(0, 8), 4, indexer.Seed("", "")))
+			return m.Device[0]
+		}
+		for n := range 100 {
+			if hit := apply(c.again(n)); n < 5 && hit != c.want || n > 32 && hit != 0 {
+				t.Errorf("%s: %d blocks after %d rounds", name, hit, n+1)
+			}
+		}
+		if shapes > c.shapes || kinds == 0 {
+			t.Errorf("%s: %d shapes, %d counted; want at most %d, and some", name, shapes, kinds, c.shapes)
+		}
+		for _, evs := range []list{{full}, {cleared, full, second}, {full, state}} {
+			if hit := apply(evs); hit != 0 {
+				t.Errorf("%s: %d blocks in the end, want 0", name, hit)
+			}
+		}
+		x.Apply(0, e.Clear(0).Event)
+		if hit := apply(list{full, state}); hit != 2 {
+			t.Errorf("%s: %d blocks after a restart, want 2", name, hit)
+		}
+	}
+}
+
+// sized is an event of full attention with one block of so many tokens.
+func sized(tokens int) fields {
+	return blockStored(list{1000 + tokens}, nil, seq(0, tokens), tokens, "group_idx", 0, "kv_cache_spec_kind", "full_attention")
 }
 
 // A plain worker whose blocks are larger than those of the index: on each tier hits end with one of its blocks. Its

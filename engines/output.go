@@ -16,6 +16,7 @@ type output struct {
 	rank      uint32
 
 	unknownKind string // of a group
+	unsteady    bool   // the groups changed too often
 }
 
 // maxJoined limits the blocks of joined events: the index applies them with its lock held.

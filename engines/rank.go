@@ -46,21 +46,22 @@ type rankSource struct {
 
 	mu sync.Mutex
 	// mu guards the fields below. Between two batches the state can be saved.
-	engine        *Engine
-	follower      *events.Follower
-	batch         EngineBatch         // the last one; its memory is reused
-	translated    output              // of the batch; its memory is reused
-	namedRanks    map[uint32]struct{} // ranks that the socket has named
-	foreignLogged bool                // a rank that is not the socket's was logged
-	kindLogged    bool                // a group of an unknown kind was logged
-	misfit        bool                // blocks of an unfit size were ignored
-	fits          bool                // blocks were indexed
-	muted         bool                // another worker's events are the same and count: see same
-	connected     bool                // to the socket of events
-	prints        []batchPrint        // of batches that same has not seen yet
-	seenRequests  int                 // the follower's requests that the other goroutine has been woken for
-	unanswered    error               // why the last request failed
-	counted       time.Time           // when the copies of blocks were counted
+	engine         *Engine
+	follower       *events.Follower
+	batch          EngineBatch         // the last one; its memory is reused
+	translated     output              // of the batch; its memory is reused
+	namedRanks     map[uint32]struct{} // ranks that the socket has named
+	foreignLogged  bool                // a rank that is not the socket's was logged
+	kindLogged     bool                // a group of an unknown kind was logged
+	unsteadyLogged bool                // that the groups changed too often was logged
+	misfit         bool                // blocks of an unfit size were ignored
+	fits           bool                // blocks were indexed
+	muted          bool                // another worker's events are the same and count: see same
+	connected      bool                // to the socket of events
+	prints         []batchPrint        // of batches that same has not seen yet
+	seenRequests   int                 // the follower's requests that the other goroutine has been woken for
+	unanswered     error               // why the last request failed
+	counted        time.Time           // when the copies of blocks were counted
 
 	state  atomic.Value // an indexer.State
 	copies atomic.Int64
@@ -250,7 +251,11 @@ func (r *rankSource) applyBatch(b *EngineBatch) (cleared bool) {
 		r.log.Error("an engine's block size neither divides the index's nor is a multiple of it",
 			"block_size", r.worker.BlockSize)
 	}
-	if out.unknownKind != "" && !r.kindLogged {
+	switch {
+	case out.unsteady && !r.unsteadyLogged:
+		r.unsteadyLogged = true
+		r.log.Warn("groups of the engine's cache change too often: no prompt counts as cached on this rank until a restart")
+	case out.unknownKind != "" && !r.kindLogged:
 		r.kindLogged = true
 		r.log.Warn("a group of the engine's cache has a kind that kvroute does not know: no prompt counts as cached on this rank, until responses show what the engine uses",
 			"kind", out.unknownKind)

@@ -228,7 +228,7 @@ func (r *rankSource) save() *savedRank {
 	var sides []events.RouterEvent
 	for rank, e := range r.engine.ranks {
 		before := len(sides)
-		if len(e.Layers.Sides) == 0 || e.Layers.shape == nil {
+		if len(e.Layers.Sides) == 0 || e.Layers.Shape() == nil {
 			continue // the index has no side groups of it
 		}
 		for _, ev := range r.s.conf.Sides(r.worker.ID, rank) {
@@ -292,7 +292,7 @@ func (e *Engine) save() map[uint32]*engineRank {
 	for rank, r := range e.ranks {
 		copied := new(*r)
 		copied.Places = nil
-		copied.Layers = layers{Full: r.Layers.Full, Sides: slices.Clone(r.Layers.Sides)}
+		copied.Layers = indexer.Layers{Full: r.Layers.Full, Sides: slices.Clone(r.Layers.Sides)}
 		for _, p := range r.Places {
 			copied.Places = append(copied.Places, &placeBlocks{p.At, p.Blocks.clone()})
 		}

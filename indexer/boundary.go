@@ -26,8 +26,8 @@ type pathNode struct {
 // few is the number of nodes up to which a match of hybrid workers does not allocate.
 const few = 64
 
-// useBoundaries lowers the counts of workers with a [Shape] to the blocks that they can use. Which blocks of side groups
-// are on lower tiers is unknown, so those tiers of hybrid workers do not count. gate is locked.
+// useBoundaries lowers the counts of workers with a [Shape] to the blocks that they can use. Which blocks of side
+// groups are on lower tiers is unknown, so those tiers of hybrid workers do not count. gate is locked.
 func (x *Index) useBoundaries(m *Matches, local []uint64) {
 	var room [few]pathNode
 	path := room[:0]

@@ -234,9 +234,10 @@ func (x *Index) Apply(worker int, ev Event) Outcome {
 func (x *Index) applySide(worker int, ev *Event) Outcome {
 	switch {
 	case ev.Tier != Device:
-	case ev.Kind == Shaped:
-		x.shape(worker, ev.Shape)
+	case ev.Kind == Shaped && x.shape(worker, ev.Shape):
 		return Outcome{}
+	case ev.Kind == Shaped:
+		return Outcome{Refused: 1}
 	case ev.Kind == SideStored:
 		return x.storeSides(worker, ev)
 	case ev.Kind == SideRemoved:

@@ -3,8 +3,8 @@
 package indexer
 
 // MatchHost counts, for each worker, how many leading blocks of the prompt it holds in host memory, whether or not it
-// also holds them on the device. dst is as in [Index.Match]. It counts whole blocks of the worker's engine. The count of
-// a worker of a hybrid model is 0: the blocks of its side groups in host memory are not known.
+// also holds them on the device. dst is as in [Index.Match]. It counts whole blocks of the worker's engine. The count
+// of a worker of a hybrid model is 0: the blocks of its side groups in host memory are not known.
 func (x *Index) MatchHost(dst []int32, local []uint64) {
 	clear(dst)
 	if len(local) == 0 || len(dst) == 0 || x.lower.Load() == 0 {

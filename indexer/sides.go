@@ -93,6 +93,7 @@ func lcm(a, b int) int {
 //   - The entries of these maps are at most Index.sideLimit, and those of all workers, sideEntries, at most maxBlocks.
 type sides struct {
 	shape  Shape
+	shapes int // how many it has had since it had none; above maxShapes, shape has no rule and does not change
 	step   int // see Shape.step
 	rules  []rule
 	held   map[uint64]uint16
@@ -157,17 +158,28 @@ func (s *sides) entries() int {
 	return n
 }
 
-// shape changes the shape of a worker. Groups that stay as they were keep their blocks.
-func (x *Index) shape(worker int, to *Shape) {
-	if to == nil || to.Full <= to.Block && len(to.Sides) == 0 {
+// shape changes the shape of a worker. Groups that stay as they were keep their blocks. It returns false if the shape
+// changed too often.
+func (x *Index) shape(worker int, to *Shape) bool {
+	old := x.sidesOf(worker)
+	switch {
+	case old != nil && old.shapes > maxShapes:
+		return false
+	case to == nil, to.Full <= to.Block && len(to.Sides) == 0:
 		x.dropSides(worker)
-		return
+		return true
+	case old != nil && old.shape.equal(to):
+		return true
 	}
-	if old := x.sidesOf(worker); old != nil && old.shape.equal(to) {
-		return
+	s := &sides{shape: *to, shapes: 1, held: make(map[uint64]uint16), more: make(map[sideBlock]uint32)}
+	s.shape.Sides = slices.Clone(to.Sides)
+	if old != nil {
+		s.shapes += old.shapes
 	}
-	s := &sides{shape: *to, step: to.step(), held: make(map[uint64]uint16), more: make(map[sideBlock]uint32)}
-	if s.shape.Sides = slices.Clone(to.Sides); s.step > 0 {
+	if s.shapes > maxShapes {
+		s.shape.Sides = noRule()
+	}
+	if s.step = s.shape.step(); s.step > 0 {
 		s.makeRules()
 		s.before = make([]map[uint64]uint64, len(s.shape.Sides))
 		for i, g := range s.shape.Sides {
@@ -176,7 +188,6 @@ func (x *Index) shape(worker int, to *Shape) {
 			}
 		}
 	}
-	old := x.sidesOf(worker)
 	if x.sideEntries -= old.entries(); old != nil && s.step > 0 {
 		s.take(old, x.sideRoom(nil))
 	}
@@ -188,6 +199,7 @@ func (x *Index) shape(worker int, to *Shape) {
 	}
 	x.sides[worker] = s
 	x.shaped.Store(true)
+	return s.shapes <= maxShapes
 }
 
 func (s *Shape) equal(o *Shape) bool {
@@ -314,8 +326,8 @@ func (s *sides) put(group int, external, before uint64) (grown int) {
 
 // storeSides notes blocks of a side group. They are some of the blocks of one sequence, in its order, or pairs.
 func (x *Index) storeSides(worker int, ev *Event) (out Outcome) {
-	if ev.Shape != nil {
-		x.shape(worker, ev.Shape)
+	if ev.Shape != nil && !x.shape(worker, ev.Shape) {
+		return Outcome{Refused: len(ev.Externals)}
 	}
 	s, g := x.sidesOf(worker), -1
 	if s != nil && s.step > 0 {

@@ -374,6 +374,60 @@ func TestOddSides(t *testing.T) {
 	}
 }
 
+// Of the shapes of a worker 32 are followed. Then no prefix counts, blocks of side groups are refused, and another
+// shape has no effect until the worker is cleared. An index that is built again has the same hits.
+func TestShapesAreBounded(t *testing.T) {
+	const followed = 32
+	x := indexer.New(indexer.Config{})
+	local := indexer.AppendLocalHashes(nil, tokensOf("abcdefgh"), 4, 1)
+	full := indexer.Event{Kind: indexer.Stored, Blocks: []indexer.Block{{External: 1, Local: local[0]}, {External: 2, Local: local[1]}}}
+	hit := func(x *indexer.Index) int32 {
+		m := indexer.Matches{Device: make([]int32, 1), Tokens: 9}
+		x.FindMatches(&m, local)
+		return m.Device[0]
+	}
+	shaped := func(n int) indexer.Event { // a group that stays, and one that changes
+		return indexer.Event{Kind: indexer.SideStored, Group: 1, Externals: []uint64{2}, Shape: &indexer.Shape{Block: 4, Full: 4, Sides: []indexer.SideGroup{
+			{Group: 1, Needs: indexer.NeedsState, Block: 4}, {Group: 2, Needs: indexer.NeedsWindow, Block: 4, Tokens: 1 + n%2},
+		}}}
+	}
+	for round := range 2 {
+		x.Apply(0, full)
+		for n := range followed {
+			second := shaped(n)
+			second.Group = 2
+			if out := x.Apply(0, shaped(n)); out.Refused > 0 || out.Stored+out.Duplicate != 1 {
+				t.Fatalf("round %d, shape %d: %+v", round, n, out)
+			}
+			if x.Apply(0, second); hit(x) != 2 || !x.Boundaries(0).Sides {
+				t.Fatalf("round %d, shape %d: %d blocks, want 2", round, n, hit(x))
+			}
+		}
+		for n := followed; n < 2*followed; n++ {
+			if out := x.Apply(0, shaped(n)); out != (indexer.Outcome{Refused: 1}) {
+				t.Errorf("round %d, shape %d: %+v, want a refused block", round, n, out)
+			}
+			for _, shape := range []*indexer.Shape{nil, shaped(n).Shape, {Block: 4, Full: 8}} {
+				if out := x.Apply(0, indexer.Event{Kind: indexer.Shaped, Shape: shape}); out != (indexer.Outcome{Refused: 1}) {
+					t.Errorf("round %d, shape %d: %+v, want it refused", round, n, out)
+				}
+			}
+			if hit(x) != 0 || x.SideBlocks(0) != 0 || x.Boundaries(0) != (indexer.Boundaries{Sides: true}) {
+				t.Errorf("round %d, shape %d: %d blocks of %d, boundaries %+v", round, n, hit(x), x.SideBlocks(0), x.Boundaries(0))
+			}
+		}
+		again := indexer.New(indexer.Config{})
+		again.Apply(0, full)
+		for _, ev := range x.Sides(0) {
+			again.Apply(0, ev)
+		}
+		if hit(again) != 0 {
+			t.Errorf("round %d: %d blocks of an index that is built again, want 0", round, hit(again))
+		}
+		x.Apply(0, indexer.Event{Kind: indexer.Cleared})
+	}
+}
+
 // A match of hybrid workers does not allocate, and a group that stays the same keeps its blocks when another one
 // appears.
 func TestHybridMatch(t *testing.T) {

@@ -49,7 +49,7 @@ var tokenLimits = map[string]int{
 	"extproc":            21229,
 	"fleet":              29234,
 	"fleet/pods":         7513,
-	"indexer":            30981,
+	"indexer":            32290,
 	"internal/beat":      260,
 	"internal/bus":       2234,
 	"internal/engine":    1253,
