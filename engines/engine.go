@@ -352,7 +352,7 @@ func (e *Engine) move(r *engineRank, ev *EngineEvent, out *output) {
 func (e *Engine) remove(r *engineRank, ev *EngineEvent, out *output) {
 	switch kind := r.Groups[ev.Group]; {
 	case r.Layers.IsSide(ev.Group):
-		r.removeSide(ev, out)
+		removeSide(ev, e.opt.SetLike, out)
 		return
 	case kind == groupOther || kind == groupUnknown && ev.Group > 0:
 		out.drop(DropGroup, max(1, len(ev.Hashes)))

@@ -63,8 +63,8 @@ func (r *engineRank) storeSide(blockSize int, ev *EngineEvent, out *output) {
 	}
 }
 
-// removeSide passes on the removal of blocks of a side group.
-func (r *engineRank) removeSide(ev *EngineEvent, out *output) {
+// removeSide passes on the removal of one copy of blocks of a side group, or of all copies.
+func removeSide(ev *EngineEvent, all bool, out *output) {
 	if ev.Tier != indexer.Device && !ev.AnyTier {
 		return
 	}
@@ -74,5 +74,5 @@ func (r *engineRank) removeSide(ev *EngineEvent, out *output) {
 		last.Externals = out.externals[first-len(last.Externals):]
 		return
 	}
-	out.add(indexer.Event{Kind: indexer.SideRemoved, Group: ev.Group, Externals: out.externals[first:]})
+	out.add(indexer.Event{Kind: indexer.SideRemoved, Group: ev.Group, AllCopies: all, Externals: out.externals[first:]})
 }

@@ -507,6 +507,50 @@ func TestHybridBlocksInHostMemory(t *testing.T) {
 	}
 }
 
+// With set semantics one removal of a side group's block removes all of its copies, also in an index that gets the events
+// over the bus, after a restart, and from an answer with all blocks.
+func TestSetLikeSideGroups(t *testing.T) {
+	full := blockStored(list{1, 2}, nil, seq(0, 8), 4, "group_idx", 0, "kv_cache_spec_kind", "full_attention")
+	for name, side := range map[string]fields{
+		"equal blocks":   blockStored(list{1, 2}, nil, seq(0, 8), 4, "group_idx", 1, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 6),
+		"shorter blocks": blockStored(list{7, 1, 8, 2}, nil, seq(0, 8), 2, "group_idx", 1, "kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 6),
+	} {
+		for setLike, want := range map[bool][2]int{false: {8, 4}, true: {4, 4}} {
+			w := newHybridWorker(t, 4)
+			w.engine = engines.NewEngine(engines.EngineOptions{BlockSize: 4, SetLike: setLike})
+			payload := func(evs ...any) []string {
+				return []string{hex.EncodeToString(encode(nil, list{1755000000.5, append(list{}, evs...), 0}))}
+			}
+			prompt := hex.EncodeToString(bytesOf(seq(0, 9)))
+			w.apply(payload(full, side, side))
+			for i, want := range want {
+				w.apply(payload(blockRemoved(list{2}, "group_idx", 1)))
+				if got := w.promised(prompt, ""); got != want {
+					t.Errorf("%s, set-like %v: %d tokens after %d removals, want %d", name, setLike, got, i+1, want)
+				}
+				if got := w.restored().promised(prompt, ""); got != want {
+					t.Errorf("%s, set-like %v: %d tokens by an answer with all blocks, want %d", name, setLike, got, want)
+				}
+				w.restart()
+				if got := w.promised(prompt, ""); got != want {
+					t.Errorf("%s, set-like %v: %d tokens after a restart, want %d", name, setLike, got, want)
+				}
+			}
+			w.apply(payload(side)) // stored again
+			if got := w.promised(prompt, ""); got != 8 {
+				t.Errorf("%s, set-like %v: %d tokens after a new store, want 8", name, setLike, got)
+			}
+		}
+	}
+}
+
+func bytesOf(tokens []uint32) (b []byte) {
+	for _, token := range tokens {
+		b = binary.LittleEndian.AppendUint32(b, token)
+	}
+	return b
+}
+
 // A rank of a hybrid model has the same hits after a restart of kvroute as before: windows, states and blocks of other
 // sizes, and copies of a block.
 func TestHybridRanksComeBack(t *testing.T) {

@@ -65,7 +65,7 @@ func Restart(e *Engine, index *indexer.Index) (again *Engine, to *indexer.Index,
 			Sink:  func(_ uint64, rank uint32, ev indexer.Event) { x.Apply(int(rank), ev) },
 			Sides: func(_ uint64, rank uint32) []indexer.Event { return x.Sides(int(rank)) },
 		})
-		r := newRankSource(s, &EngineWorker{ID: 7, BlockSize: e.opt.BlockSize}, socket{replays: true}, s.conf.Log)
+		r := newRankSource(s, &EngineWorker{ID: 7, BlockSize: e.opt.BlockSize, SetLike: e.opt.SetLike}, socket{replays: true}, s.conf.Log)
 		s.ranks[r] = struct{}{}
 		return r
 	}

@@ -21,7 +21,7 @@ const sideKey = "kvroute_side"
 var sideKinds = [...]string{"shape", "stored", "removed"}
 
 func writeSide(w *msgpack.Writer, ev *indexer.Event) {
-	entries := 4
+	entries := 5
 	if ev.Shape != nil {
 		entries += 3
 	}
@@ -29,6 +29,7 @@ func writeSide(w *msgpack.Writer, ev *indexer.Event) {
 	w.Text("kind", sideKinds[min(int(ev.Kind-indexer.Shaped), len(sideKinds)-1)])
 	w.Uint("group", uint64(max(ev.Group, 0)))
 	w.Optional("parent_hash", ev.HasParent, ev.Parent)
+	w.Flag("all_copies", ev.AllCopies)
 	if ev.Pairs {
 		w.Uints("block_pairs", ev.Externals)
 	} else {
@@ -61,6 +62,7 @@ func decodeSide(data []byte, ev *indexer.Event) (rest []byte, err error) {
 		{Key: "kind", Value: &kind, Required: true},
 		{Key: "group", Value: &ev.Group},
 		{Key: "parent_hash", Value: &ev.Parent, Found: &ev.HasParent},
+		{Key: "all_copies", Value: &ev.AllCopies},
 		{Key: "block_hashes", Value: blocks},
 		{Key: "block_pairs", Value: blocks, Found: &ev.Pairs},
 		{Key: "block_size", Value: &shape.Block, Found: &shaped},

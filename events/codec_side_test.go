@@ -30,6 +30,7 @@ func sideEvents() []events.RouterEvent {
 		{Kind: indexer.SideStored, Group: 7, Parent: 1 << 63, HasParent: true, Externals: []uint64{9}},
 		{Kind: indexer.SideStored, Group: 0, Pairs: true, Shape: shape, Externals: []uint64{7, 7, 7, 9}},
 		{Kind: indexer.SideRemoved, Group: 255, Externals: []uint64{1 << 40}},
+		{Kind: indexer.SideRemoved, Group: 2, AllCopies: true, Externals: []uint64{5}},
 	} {
 		evs = append(evs, events.RouterEvent{WorkerID: 9, DPRank: 3, EventID: uint64(i + 1), Event: ev})
 	}

@@ -12,7 +12,7 @@ const (
 	Cleared     // the worker has no blocks, and no [Shape] until the next event names one
 	Shaped      // the worker has another [Shape]
 	SideStored  // a side group has one more copy of some blocks
-	SideRemoved // a side group has one copy less of some blocks
+	SideRemoved // a side group has one copy less of some blocks, or none
 )
 
 // Tier is the memory in which a worker keeps a block.
@@ -52,6 +52,9 @@ type Event struct {
 	// Pairs means that Externals of a SideStored event has pairs: a block of the group after the block before it, or
 	// after itself if that is unknown. Pairs come in any order.
 	Pairs bool
+
+	// AllCopies means that a SideRemoved event removes all copies of its blocks.
+	AllCopies bool
 
 	// Blocks are the blocks of a Stored event. The parent of each further one is the
 	// previous one.

@@ -374,7 +374,7 @@ func (x *Index) storeSides(worker int, ev *Event) (out Outcome) {
 	return out
 }
 
-// removeSides removes one copy of each block of a side group.
+// removeSides removes one copy of each block of a side group, or all copies.
 func (x *Index) removeSides(worker int, ev *Event) (out Outcome) {
 	s, g := x.sidesOf(worker), -1
 	if s != nil {
@@ -390,7 +390,12 @@ func (x *Index) removeSides(worker int, ev *Event) (out Outcome) {
 		}
 		out.Removed++
 		at := sideBlock{g, e}
-		switch n := s.more[at]; {
+		n := s.more[at]
+		if n > 0 && ev.AllCopies {
+			delete(s.more, at)
+			n = 0
+		}
+		switch {
 		case n > 1:
 			s.more[at] = n - 1
 		case n == 1:

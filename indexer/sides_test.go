@@ -175,15 +175,16 @@ func TestSidesModel(t *testing.T) {
 						break
 					}
 				}
-			case 3: // one copy of a block of a side group leaves
+			case 3: // one copy of a block of a side group leaves, or all copies
 				for _, prefix := range slices.Sorted(maps.Keys(held)) {
 					if rng.IntN(3) > 0 {
 						continue
 					}
-					if held[prefix]--; held[prefix] == 0 {
+					all := n%3 == 0
+					if held[prefix]--; all || held[prefix] == 0 {
 						delete(held, prefix)
 					}
-					x.Apply(2, indexer.Event{Kind: indexer.SideRemoved, Group: g.Group, Externals: []uint64{id(prefix), 99}})
+					x.Apply(2, indexer.Event{Kind: indexer.SideRemoved, Group: g.Group, Externals: []uint64{id(prefix), 99}, AllCopies: all})
 					break
 				}
 			case 4:
