@@ -50,7 +50,7 @@ type Config struct {
 	// matched or stored least recently. bench/README.md has the memory for each pair.
 	// Default 1<<24: 500 MB if no blocks are shared, less if many are, up to 4 GB if
 	// sequences have, or are left with, a single block. See also [Index.SetLimit]. Blocks of side groups are counted
-	// apart, at 32 bytes each: at most MaxBlocks, and 2,097,152 of one worker. Further ones are refused.
+	// apart, at 32 to 45 bytes each: at most MaxBlocks, and 2,097,152 of one worker. Further ones are refused.
 	MaxBlocks int
 
 	// DumpWords limits the memory for changes during a running dump, in words of 8 bytes;

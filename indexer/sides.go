@@ -41,8 +41,8 @@ type Shape struct {
 const (
 	// maxSides limits the side groups of a worker.
 	maxSides = 16
-	// maxSideBlocks limits the entries for the side blocks of a worker, of all its groups together: 64 MB. An engine has
-	// no more blocks than fit its memory, and its side groups keep few of them.
+	// maxSideBlocks limits the entries for the side blocks of a worker, of all its groups together: 76 MB, or 94 MB if
+	// half of them are for copies. An engine has no more blocks than fit its memory, and its side groups keep few.
 	maxSideBlocks = 1 << 21
 	// maxStep limits the tokens between two boundaries.
 	maxStep = 1 << 24

@@ -9,9 +9,9 @@ import (
 	"github.com/kvroute/kvroute/indexer"
 )
 
-// A side block takes at most 32 bytes of heap memory in the mean of many sizes, and at most 44 after the map has
-// grown. The index reports them roughly. Removed ones are freed. Equal groups share the memory of a block; a group whose
-// blocks are shorter than a step has entries of its own.
+// A side block takes at most 32 bytes of heap memory in the mean of many sizes, and at most 44 right after its map has
+// grown. [indexer.Index.Bytes] reports this memory roughly. The index frees the memory of removed blocks. Equal groups
+// share the memory of a block. A group whose blocks are shorter than a step has entries of its own.
 func TestBytesOfSideBlocks(t *testing.T) {
 	if raceSlows > 1 {
 		t.Skip("the race detector pads what is allocated")
@@ -129,7 +129,7 @@ func manySides(groups, blocks, size int) *indexer.Index {
 }
 
 // The entries for side blocks of a worker have a limit that all its groups share, and those of all workers have another
-// one. What is refused costs hits. What leaves makes room.
+// one. Prompts that need a refused block do not count as cached. A removed block makes room for others.
 func TestSideBlocksAreBounded(t *testing.T) {
 	for name, size := range map[string]int{"equal groups": 64, "groups of shorter blocks": 16} {
 		x := indexer.New(indexer.Config{MaxBlocks: 250})
@@ -186,7 +186,49 @@ func TestSideBlocksAreBounded(t *testing.T) {
 	}
 }
 
-// BenchmarkSides measures how long the copy of all side groups holds up events.
+// BenchmarkBytesOfSides measures the heap memory for each entry of a worker at the limit of its entries, and that of the
+// events of all its side groups, by the entries.
+func BenchmarkBytesOfSides(b *testing.B) {
+	const limit, copies = 1 << 21, 2
+	for name, c := range map[string]struct{ size, groups, stores int }{
+		"one group": {64, 1, 1}, "shorter than a step": {16, 1, 1}, "eight groups shorter than a step": {16, 8, 1},
+		"copies": {64, 1, copies}, "copies of shorter ones": {16, 1, copies},
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				before := heap()
+				x := indexer.New(indexer.Config{})
+				shape := &indexer.Shape{Block: 64, Full: 64}
+				for g := range c.groups {
+					shape.Sides = append(shape.Sides, indexer.SideGroup{Group: g, Needs: indexer.NeedsWindow, Block: c.size, Tokens: 1024})
+				}
+				ids := make([]uint64, 1024)
+				for n := 0; n < limit/c.groups/c.stores; n += len(ids) {
+					for j := range ids {
+						ids[j] = uint64(n+j+1) * 0x9E3779B97F4A7C15
+					}
+					for g := range c.groups {
+						for range c.stores {
+							x.Apply(0, indexer.Event{Kind: indexer.SideStored, Group: g, Shape: shape, Externals: ids})
+						}
+					}
+				}
+				held := heap() - before
+				if n := x.SideBlocks(0); n != limit {
+					b.Fatalf("%d entries, want %d", n, limit)
+				}
+				evs := x.Sides(0)
+				b.ReportMetric(float64(held)/limit, "B/entry")
+				b.ReportMetric(float64(heap()-before-held)/limit, "dumpB/entry")
+				b.ReportMetric(float64(held)/1e6, "MB")
+				runtime.KeepAlive(x)
+				runtime.KeepAlive(evs)
+			}
+		})
+	}
+}
+
+// BenchmarkSides measures how long the copy of all side groups delays events.
 func BenchmarkSides(b *testing.B) {
 	for name, size := range map[string]int{"shorter than a step": 16, "equal": 64} {
 		b.Run(name, func(b *testing.B) {

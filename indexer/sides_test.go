@@ -324,7 +324,7 @@ func TestSidesBuiltAgain(t *testing.T) {
 	}
 }
 
-// What a shape or an event says beyond reason costs hits, and nothing else.
+// A shape or an event without sense lowers hits, and has no other effect.
 func TestOddSides(t *testing.T) {
 	one := indexer.SideGroup{Group: 1, Needs: indexer.NeedsState, Block: 4}
 	local := indexer.AppendLocalHashes(nil, tokensOf("abcdefgh"), 4, 1)

@@ -111,15 +111,15 @@ func (s *Settings) Choose(r *Request, in []Input, costs []float64) int {
 }
 
 // junctionShare is the share of a later prompt's prefill that a request may cost more, if the worker then saves this
-// prefill. It was found by simulation: with blocks of 16 tokens, costs within one block of the lowest are rare under
-// load.
+// prefill. It was found by simulation: a margin of one block alone has little effect, since with blocks of 16 tokens
+// costs within one block of the lowest are rare under load.
 const junctionShare = .5
 
 // junction chooses for a hybrid model. If a worker holds more of the prompt than its model can use, computing the
 // prompt there makes the held part usable for later prompts that share it. Later prompts save the part that no
-// candidate can use now. So the candidates count whose costs exceed the lowest one by at most junctionShare of that
-// prefill, or by that of the prompt's last block. Those that hold most blocks win. It is no part of the cost, which
-// would fill one worker.
+// candidate can use now. So a candidate counts if its cost exceeds the lowest one by at most junctionShare of that
+// prefill, or by at most the prefill of the prompt's last block if that is more. The one that holds most blocks wins,
+// and of equal ones that with the lower cost. It is no part of the cost, which would fill one worker.
 func (s *Settings) junction(r *Request, in []Input, costs []float64) int {
 	least, end, usable := slices.Min(costs), float64(max(r.PromptTokens, 0)), 0
 	last := s.prefill(max(0, end-r.block()), end)
