@@ -294,6 +294,106 @@ func TestTheSourceIsNoSecondChoice(t *testing.T) {
 	}
 }
 
+// pullRouter is a router with the workers of a pullWorld. Worker 3 has half of a prompt of 800 tokens in host memory, and
+// worker 1 is pinned. ask decides for the prompt.
+func pullRouter(t *testing.T, on bool) (r *Router, ask func(id string) Decision) {
+	t.Helper()
+	from := newPullWorld(t)
+	from.conf.Pull.On = on
+	r, err := New(Config{PredictTTL: -1, Pull: from.conf.Pull})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range from.infos[1:] {
+		if err := r.SetWorker(info); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tokens := make([]uint32, 800)
+	ev := indexer.Event{Kind: indexer.Stored, Tier: indexer.HostPinned}
+	for i, local := range indexer.AppendLocalHashes(nil, tokens[:400], 8, indexer.Seed("", "")) {
+		ev.Blocks = append(ev.Blocks, indexer.Block{External: uint64(i + 1), Local: local})
+	}
+	r.ApplyEvent(Worker{ID: 3}, ev)
+	return r, func(id string) Decision {
+		t.Helper()
+		d, err := r.BestWorker(t.Context(), Request{ID: id, Owned: true, Model: "m", Tokens: tokens, Pinned: &Worker{ID: 1}, MayPull: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+}
+
+// A pull ends with the first token of its request, with a response of status 500 or above of the chosen worker, if
+// another worker serves the request, and with the request.
+func TestWhatEndsAPull(t *testing.T) {
+	t.Parallel()
+	chosen, other := netip.MustParseAddrPort("10.0.0.1:8000"), netip.MustParseAddrPort("10.0.0.2:8000")
+	for name, c := range map[string]struct {
+		do      func(r *Router)
+		outcome PullOutcome // empty: the pull goes on
+		named   bool        // the source is named again
+	}{
+		"the first token":            {func(r *Router) { r.FirstToken("a", SignObserver) }, PullInTime, true},
+		"a response without a fault": {func(r *Router) { r.Served("a", Response{Address: chosen, Status: 200}) }, "", true},
+		"status 499":                 {func(r *Router) { r.Served("a", Response{Address: chosen, Status: 499}) }, "", true},
+		"status 500":                 {func(r *Router) { r.Served("a", Response{Address: chosen, Status: 500}) }, PullFailed, false},
+		"status 503":                 {func(r *Router) { r.Served("a", Response{Address: chosen, Status: 503}) }, PullFailed, false},
+		"status 503 of Envoy":        {func(r *Router) { r.Served("a", Response{Address: chosen, Status: 503, Local: true}) }, "", true},
+		"another worker":             {func(r *Router) { r.Served("a", Response{Address: other, Status: 200}) }, PullUnknown, true},
+		"another worker, status 503": {func(r *Router) { r.Served("a", Response{Address: other, Status: 503}) }, PullUnknown, true},
+		"the end of the request":     {func(r *Router) { r.Free("a") }, PullInTime, true},
+		"status 500, then a token": {func(r *Router) {
+			r.Served("a", Response{Address: chosen, Status: 500})
+			r.FirstToken("a", SignObserver)
+		}, PullFailed, false},
+		"a first token, then the end": {func(r *Router) { r.FirstToken("a", SignObserver); r.Free("a") }, PullInTime, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, ask := pullRouter(t, true)
+			if d := ask("a"); d.Source == nil || d.Source.Worker.ID != 3 {
+				t.Fatalf("source %+v, want worker 3", d.Source)
+			}
+			c.do(r)
+			open := 0
+			p := r.poolOf(1)
+			p.read(func(c *core) { open = len(c.pulls.open) })
+			kept, _ := r.Decision("a")
+			if want := map[bool]int{true: 1}[c.outcome == ""]; kept.Source.Outcome != c.outcome || open != want {
+				t.Errorf("outcome %q, %d open pulls; want %q, %d", kept.Source.Outcome, open, c.outcome, want)
+			}
+			if d := ask(""); (d.Source != nil) != c.named {
+				t.Errorf("source %+v afterwards, want one: %v", d.Source, c.named)
+			}
+		})
+	}
+}
+
+// The audit does not compare a response with its decision if the request named a source: the worker has more cached than
+// its events promise, and such responses would teach a rule.
+func TestPullsAreNotAudited(t *testing.T) {
+	t.Parallel()
+	for _, named := range []bool{false, true} {
+		r, ask := pullRouter(t, named)
+		for i := range 40 {
+			id := fmt.Sprint(i)
+			d := ask(id)
+			if (d.Source != nil) != named {
+				t.Fatalf("source %+v, want one: %v", d.Source, named)
+			}
+			r.ReportUsage(id, Usage{PromptTokens: 800, CachedTokens: 400, Cached: true})
+			r.Free(id)
+		}
+		for _, w := range r.Workers() {
+			if w.ID == 1 && (w.Audit == nil) != named {
+				t.Errorf("named %v: audit %+v of worker 1", named, w.Audit)
+			}
+		}
+	}
+}
+
 // A response with fewer cached tokens than half of the copied part says that the copy failed: the source is not named
 // to the worker again.
 func TestFewerCachedTokensThanCopied(t *testing.T) {
@@ -313,29 +413,7 @@ func TestFewerCachedTokensThanCopied(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			from := newPullWorld(t)
-			r, err := New(Config{PredictTTL: -1, Pull: from.conf.Pull})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, info := range from.infos[1:] {
-				if err := r.SetWorker(info); err != nil {
-					t.Fatal(err)
-				}
-			}
-			tokens := make([]uint32, 800)
-			ev := indexer.Event{Kind: indexer.Stored, Tier: indexer.HostPinned}
-			for i, local := range indexer.AppendLocalHashes(nil, tokens[:400], 8, indexer.Seed("", "")) {
-				ev.Blocks = append(ev.Blocks, indexer.Block{External: uint64(i + 1), Local: local})
-			}
-			r.ApplyEvent(Worker{ID: 3}, ev)
-			ask := func(id string) Decision {
-				d, err := r.BestWorker(t.Context(), Request{ID: id, Owned: true, Model: "m", Tokens: tokens, Pinned: &Worker{ID: 1}, MayPull: true})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return d
-			}
+			r, ask := pullRouter(t, true)
 			if d := ask("a"); d.Source == nil || d.Source.Tokens != 400 {
 				t.Fatalf("source %+v, want 400 tokens", d.Source)
 			}
