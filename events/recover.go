@@ -382,8 +382,7 @@ func (t *tracker) queryFailed(now time.Time, id uint64, why string) {
 	}
 }
 
-// retryOrGiveUp plans the next try of a repair, or gives the repair up. A rereading has one try: the next one follows
-// in about a minute.
+// retryOrGiveUp plans the next try of a repair, or gives the repair up. A rereading has one try.
 func (t *tracker) retryOrGiveUp(now time.Time, r *rank) {
 	rp := r.repair
 	switch rp.tries++; {

@@ -220,8 +220,7 @@ func (s *Subscriber) Forget(id uint64) {
 	s.change(func(t *tracker, _ time.Time) { t.forget(id) })
 }
 
-// Doubt reports that the sink could not apply an event of a rank: something is missing,
-// although no event is.
+// Doubt reports that the sink could not apply an event of a rank, so an earlier one is missing.
 func (s *Subscriber) Doubt(workerID uint64, dpRank uint32) {
 	s.change(func(t *tracker, now time.Time) { t.doubt(now, workerID, dpRank) })
 }
