@@ -589,3 +589,41 @@ func TestRefusedRecords(t *testing.T) {
 		t.Errorf("error %v, want one that names the field", err)
 	}
 }
+
+// Each worker that is not healthy has a cause in words, also if it sends heartbeats instead of answering probes.
+func TestEachHealthHasACause(t *testing.T) {
+	var l changes
+	tab := fleet.NewTable(fleet.Networks{}, l.set, l.remove)
+	is := func(name, want string) {
+		t.Helper()
+		w := l.workers[wire.WorkerID(name)]
+		if got := w.Health.String() + ": " + w.HealthCause; got != want {
+			t.Errorf("worker %s is %s, want %s", name, got, want)
+		}
+	}
+	probed := record("probed")
+	probed.Address, probed.Health, probed.StartedMS = "10.0.0.8:8000", &fleet.Probe{}, 1
+	put(t, tab, start, record("beats"))
+	put(t, tab, start, probed)
+	is("beats", "healthy: ")
+	is("probed", "starting: it has answered no probe yet")
+	tab.Probed(start, wire.WorkerID("probed"), fleet.ProbeAnswered)
+	is("probed", "healthy: ")
+	for i, health := range []string{"degraded", "unhealthy", "expired"} {
+		tab.Tick(start.Add([]time.Duration{8, 16, 31}[i]*time.Second), false)
+		is("beats", health+": its heartbeats are missing")
+		is("probed", health+": it gives no sign of life")
+	}
+	now := start.Add(32 * time.Second)
+	for range 3 { // the last return within a minute is one too many
+		tab.Heartbeat(now, &fleet.Heartbeat{WorkerID: wire.WorkerID("beats")})
+		tab.Refused(now, wire.WorkerID("beats"))
+		is("beats", "unhealthy: connection refused")
+	}
+	tab.Heartbeat(now, &fleet.Heartbeat{WorkerID: wire.WorkerID("beats")})
+	is("beats", "degraded: it became unhealthy several times within a minute")
+	follower := probed
+	follower.Name, follower.StartedMS = "follower", 2
+	put(t, tab, now, follower)
+	is("probed", "expired: another worker has started at its address")
+}

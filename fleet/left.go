@@ -228,7 +228,7 @@ func (r *Registry) reportLosses(m *meter.Maker) {
 				return
 			}
 			lost.Count(answer)
-			r.conf.Log.Warn("a worker is silent: it gets no requests while another one is not", "worker", label(info.ID, info.Name), "address", info.Place(), "health", current.info.Health.String(), "cause", cause)
+			r.conf.Log.Warn("a worker is silent: it gets requests only if no worker is better", "worker", label(info.ID, info.Name), "address", info.Place(), "health", current.info.Health.String(), "cause", cause)
 			r.conf.Silent(current.info, cause)
 		})
 	}

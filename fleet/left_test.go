@@ -96,7 +96,7 @@ func TestAWorkerThatFallsSilentIsListed(t *testing.T) {
 		t.Fatalf("an unhealthy worker was probed %d times", len(d.probes))
 	}
 	d.answer(syscall.ECONNREFUSED)
-	if fmt.Sprint(d.silent) != "[a: connection refused]" || !strings.Contains(d.log.String(), `level=WARN msg="a worker is silent: it gets no requests while another one is not"`) {
+	if fmt.Sprint(d.silent) != "[a: connection refused]" || !strings.Contains(d.log.String(), `level=WARN msg="a worker is silent: it gets requests only if no worker is better"`) {
 		t.Errorf("silent: %v; log: %s", d.silent, d.log.String())
 	}
 	if got := d.texts(); got != "" {

@@ -70,7 +70,7 @@ const maxWorkers = 1 << 16
 // often than every 2.5 s, its ages count from the time when the next answer is 2.5 s late.
 type Ages struct {
 	Degraded  time.Duration // older: it gets requests while no worker is healthy. Default 7.5s
-	Unhealthy time.Duration // older: it gets no requests. Default 15s
+	Unhealthy time.Duration // older: it gets requests only if no worker is better. Default 15s
 	Expired   time.Duration // this old: shown as expired. Default 30s
 }
 
@@ -237,7 +237,7 @@ func (t *Table) SetStatic(now time.Time, records []Record) error {
 			m.cause, m.missed, m.info.HealthCause = old.cause, old.missed, old.info.HealthCause
 		} else {
 			m.info.Health, m.info.Unproved = t.health(now, m), t.unproved(now, m)
-			m.info.HealthCause = m.record.NotReady
+			m.info.HealthCause = m.healthCause(now, m.info.Health)
 		}
 		if t.workers[id] = m; old == nil {
 			t.returns(&m.info)
@@ -301,6 +301,7 @@ func (t *Table) Put(now time.Time, r Record) error {
 	}
 	m.beats(now)
 	m.info.Health, m.info.Unproved = t.health(now, m), t.unproved(now, m)
+	m.info.HealthCause = m.healthCause(now, m.info.Health)
 	t.set(m.info)
 	t.events(m.record, m.info)
 	return nil
@@ -431,70 +432,4 @@ func (t *Table) drop(id uint64) {
 	}
 	delete(t.workers, id)
 	t.remove(id)
-}
-
-// judge updates the health of a worker.
-func (t *Table) judge(now time.Time, m *member) {
-	refuses := m.probe == ProbeRefused || m.refused
-	unproved, health, cause := t.unproved(now, m), t.health(now, m), m.record.NotReady
-	if cause == "" && (health != router.Healthy || m.missed >= missedCounts) {
-		cause = m.cause
-	}
-	if health != m.info.Health || refuses != m.info.Refuses || unproved != m.info.Unproved || cause != m.info.HealthCause {
-		fell := m.info.Health < router.Unhealthy && (health == router.Unhealthy || health == router.Expired) && !m.followed
-		m.info.Health, m.info.HealthCause, m.info.Refuses, m.info.Unproved = health, cause, refuses, unproved
-		if t.set(m.info); fell {
-			t.silent(m)
-		}
-	}
-}
-
-// beats notes a record or a heartbeat, which proves that a worker without probes serves.
-func (m *member) beats(now time.Time) {
-	if !m.probed {
-		m.proved = later(m.proved, now)
-	}
-}
-
-// unproved returns [router.WorkerInfo.Unproved].
-func (t *Table) unproved(now time.Time, m *member) bool {
-	switch {
-	case m.static && !m.probed, m.followed, m.refused, m.probe == ProbeUnavailable, m.record.NotReady != "":
-		return false
-	}
-	return now.Sub(m.proved)-m.slack > t.ages.Degraded
-}
-
-// health returns the health of a worker, and notes its returns.
-func (t *Table) health(now time.Time, m *member) router.Health {
-	switch {
-	case m.record.NotReady != "":
-		return router.NotReady
-	case m.static && !m.probed:
-		return router.Healthy
-	}
-	switch age := now.Sub(m.seen) - m.slack; {
-	case age >= t.ages.Expired:
-		return router.Expired
-	case age > t.ages.Unhealthy || m.followed || m.refused:
-		return router.Unhealthy
-	case m.probed && !m.good:
-		return router.Starting
-	case m.probe == ProbeUnavailable:
-		return router.Unhealthy // its own word counts more than the age of the last good probe
-	case age > t.ages.Degraded:
-		return router.Degraded
-	}
-	if m.info.Health == router.Unhealthy || m.info.Health == router.Expired {
-		copy(m.returns[:], m.returns[1:])
-		m.returns[flapReturns-1] = now
-		if !m.returns[0].IsZero() && now.Sub(m.returns[0]) <= flapWithin {
-			m.rest = now.Add(flapRest)
-			t.flapped()
-		}
-	}
-	if now.Before(m.rest) {
-		return router.Degraded
-	}
-	return router.Healthy
 }

@@ -32,7 +32,7 @@ type WorkerState struct {
 	Replay         string         `json:"event_replay,omitempty"`    // as registered
 	Health         string         `json:"health"`
 	HealthSince    time.Time      `json:"health_since,omitzero"`  // when its health became what it is; zero while it is healthy
-	HealthCause    string         `json:"health_cause,omitempty"` // why its probes do not show that it is healthy, or why it is not ready
+	HealthCause    string         `json:"health_cause,omitempty"` // why it is not healthy, or why its last probes failed
 	Pod            *Pod           `json:"pod,omitempty"`          // nil if the worker was not found in Kubernetes
 	Failing        bool           `json:"failing,omitempty"`      // avoided because it failed lately
 	AvoidedUntil   time.Time      `json:"avoided_until,omitzero"` // the end of its back-off, or of the time in which one request tries it; zero if it is not avoided

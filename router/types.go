@@ -181,8 +181,8 @@ type WorkerInfo struct {
 	Draining  bool  // gets no new requests, keeps its blocks
 	StartedMS int64 // a changed value means that the process restarted empty
 	Health    Health
-	// HealthCause says in words why its last probe did not show that it is healthy, or why it is not ready. It is
-	// empty for a healthy worker that answered one of its last two probes, and if the cause is the lack of heartbeats.
+	// HealthCause says in words why it is not healthy, or why its last probes failed. It is
+	// empty for a healthy worker that answered one of its last two probes.
 	HealthCause string `json:",omitempty"`
 	Refuses     bool   `json:",omitempty"` // the last probe of its health found that it accepts no connections
 	// Unproved says that no probe was answered and no heartbeat came lately: the worker is healthy because it

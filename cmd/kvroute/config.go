@@ -227,12 +227,12 @@ type config struct {
 	// unhealthy-after must be at least as long, and expired-after at least as long as that.
 	DegradedAfter time.Duration `yaml:"degraded-after" default:"7.5s"`
 
-	// <time> without a sign of life after which a worker gets no requests
+	// <time> without a sign of life after which a worker gets requests only if no worker is better
 	UnhealthyAfter time.Duration `yaml:"unhealthy-after" default:"15s"`
 
-	// <time> without a sign of life after which a worker counts as expired and gets no requests. A
-	// registered worker is removed after one and a half times this, at least 45s; a worker of the
-	// configuration file is never removed
+	// <time> without a sign of life after which an unhealthy worker counts as expired. A registered worker
+	// is removed after one and a half times this, at least 45s; a worker of the configuration file is
+	// never removed
 	ExpiredAfter time.Duration `yaml:"expired-after" default:"30s"`
 
 	// <file> that is kept up to date with the healthy workers, for Envoy's pool; empty writes none

@@ -112,9 +112,9 @@ func (*config) Help(setting string) string {
 	case "degraded-after":
 		return "<time> without a sign of life after which a worker gets requests only if no worker is healthy; 3s or more"
 	case "unhealthy-after":
-		return "<time> without a sign of life after which a worker gets no requests"
+		return "<time> without a sign of life after which a worker gets requests only if no worker is better"
 	case "expired-after":
-		return "<time> without a sign of life after which a worker counts as expired and gets no requests. A registered worker is removed after one and a half times this, at least 45s; a worker of the configuration file is never removed"
+		return "<time> without a sign of life after which an unhealthy worker counts as expired. A registered worker is removed after one and a half times this, at least 45s; a worker of the configuration file is never removed"
 	case "endpoint-file":
 		return "<file> that is kept up to date with the healthy workers, for Envoy's pool; empty writes none"
 	case "max-body-bytes":
