@@ -21,7 +21,7 @@ import (
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/fleet/pods"
-	"github.com/kvroute/kvroute/internal/engine"
+	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -98,59 +98,6 @@ type Replica struct {
 	Refused    string   // why the configuration file cannot be used
 }
 
-// docs are the sections of the documentation, by what.
-//
-//nolint:gochecknoglobals // a table
-var docs = map[string]string{
-	"":               "workers.md#faults-of-workers", // every fault of a worker that is not listed
-	"answers_errors": "workers.md#workers-that-answer-errors",
-	"avoided":        "troubleshooting.md#workerfailing",
-	"bus":            "troubleshooting.md#nats-and-replicas",
-	"departs":        "troubleshooting.md#indexdeparts",
-	"envoy":          "envoy.md#is-kvroute-used",
-	"events":         "protocol.md#states-of-a-rank",
-	"health":         "workers.md#health",
-	"kubernetes":     "troubleshooting.md#workers-in-kubernetes",
-	"left":           "workers.md#workers-that-died-or-left",
-	"models":         "requests.md#models",
-	"no_response":    "troubleshooting.md#workerfailing",
-	"probes":         "workers.md#health",
-	"ready":          "operations.md#degraded-states",
-	"settings":       "troubleshooting.md#settings-and-access",
-	"silent":         "troubleshooting.md#workerunhealthy",
-	"tokens":         "troubleshooting.md#tokenizerdrift",
-	"unresolved":     "workers.md#workers-that-died-or-left",
-	"workers":        "troubleshooting.md#workers",
-}
-
-// DocsOf returns the address of the documentation of a version of kvroute: of the tag of a release, else of the main branch.
-func DocsOf(version string) string {
-	ref := "main"
-	if digits, found := strings.CutPrefix(version, "v"); found && strings.Trim(digits, "0123456789.") == "" {
-		ref = version
-	}
-	return "https://github.com/kvroute/kvroute/blob/" + ref + "/docs/"
-}
-
-// SectionOf returns the section of the documentation about an item's what, below the address of [DocsOf].
-func SectionOf(what string) string {
-	section, known := docs[what]
-	if !known {
-		section = docs[""]
-	}
-	return section
-}
-
-// Silence begins the text of the fault silent, before its cause.
-const Silence = "it gets requests only if no worker is better: "
-
-const (
-	mendWorker = "look at the process and the log of the worker; start it again, or remove it"
-	checkNATS  = "start NATS, or correct nats-url"
-	mendSource = "grant the rule in the text, create the missing object, or let kvroute's pods reach the API server"
-	mendPod    = "correct the labels and annotations of the pod, or the source in kubernetes.sources"
-)
-
 // JudgeReplica returns what needs attention at a replica itself.
 func JudgeReplica(r *Replica) (found []Item) {
 	add := func(level Level, what, advice, format string, args ...any) {
@@ -158,26 +105,27 @@ func JudgeReplica(r *Replica) (found []Item) {
 		found = append(found, Item{Level: level, Kind: OfReplica, What: what, Advice: advice, Text: text})
 	}
 	if r.BusAway {
-		add(Fault, "bus", checkNATS, "NATS is away: it neither hears of workers nor of other replicas")
+		add(Fault, "bus", checkNATS, "NATS is away: kvroute hears neither of workers nor of other replicas")
 	}
 	sources, unread := judgeSources(r.Kubernetes)
 	found = append(found, sources...)
 	for _, check := range r.Failed {
 		if check != "kubernetes" || !unread { // else the items about the sources say why
-			add(Fault, "ready", adviceOfCheck(check), "it is %s: the check %q fails", r.Status, check)
+			add(Fault, "ready", adviceOfCheck(check), "kvroute is %s: the check %q fails", r.Status, check)
 			found[len(found)-1].detail = check
 		}
 	}
 	if len(r.Pending) > 0 {
-		add(Note, "settings", "restart kvroute", "its configuration file has changes that need a restart: %s",
+		add(Note, "settings", "restart kvroute", "kvroute's configuration file has changes that need a restart: %s",
 			strings.Join(r.Pending, ", "))
 	}
 	if r.Refused != "" {
 		add(Fault, "settings", "correct the file",
-			"its configuration file has changed, and cannot be used; a start would fail: %s", r.Refused)
+			"kvroute's configuration file has changed, and cannot be used; a start would fail: %s", r.Refused)
 	}
 	for _, f := range r.Envoy {
-		add(Fault, "envoy", "", "%s", f.Text)
+		text, advice := cutAdvice("envoy", f.Text)
+		add(Fault, "envoy", advice, "%s", text)
 	}
 	return found
 }
@@ -203,24 +151,10 @@ func judgeSources(sources []pods.State) (found []Item, unread bool) {
 	return found, unread
 }
 
-// adviceOfCheck says what to do if a check of /readyz fails.
-func adviceOfCheck(check string) string {
-	switch check {
-	case "workers":
-		return "start a worker, or add one to the configuration"
-	case "healthy_workers":
-		return mendWorker
-	case "nats", "registry":
-		return checkNATS
-	case "events", "event_store":
-		return "look at the log of kvroute for what it cannot read from JetStream"
-	}
-	return "look at the log of kvroute"
-}
-
 // JudgeWorker returns what needs attention at a worker. Without lasting, the state of its events does not count.
 func JudgeWorker(w *Worker, lasting bool) (found []Item) {
 	id, name := w.Worker, w.Worker.Label(w.Name)
+	subject := called(name)
 	add := func(level Level, what string, since time.Time, cause, advice, format string, args ...any) {
 		found = append(found, Item{
 			Level: level, Kind: OfWorker, What: what, Worker: &id, Name: w.Name, Model: w.Model,
@@ -234,46 +168,51 @@ func JudgeWorker(w *Worker, lasting bool) (found []Item) {
 		return slices.ContainsFunc(w.Faults, func(f router.Fault) bool { return f.What == what })
 	}
 	none := time.Time{}
+	text, advice := cutAdvice("events", w.EventsText)
 	switch {
 	case !lasting || w.EventsLevel != router.EventsFault || has("event_socket_refused"):
 	case w.Unheard():
-		add(Fault, "events", none, w.EventsText, "", "events of %s: %s; %s", name, w.EventsText, HowToPublish(&w.WorkerState))
+		add(Fault, "events", none, text, HowToPublish(&w.WorkerState), "events of %s: %s", name, text)
+	case w.KVEvents == indexer.StateNone:
+		add(Fault, "events", none, text, advices["event_socket_refused"], "events of %s: %s", name, text)
 	default:
-		add(Fault, "events", none, w.EventsText, "", "events of %s are %s: %s", name, w.KVEvents, w.EventsText)
+		add(Fault, "events", none, text, advice, "events of %s are %s: %s", name, w.KVEvents, text)
 	}
 	for _, f := range w.Faults {
-		advice, cause := "", f.Text
-		if f.What == "silent" {
-			advice, cause = mendWorker, strings.TrimPrefix(cause, Silence)
-		}
-		add(Fault, f.What, f.Since, cause, advice, "worker %s has the fault %s: %s", name, f.What, f.Text)
+		text, advice := cutAdvice(f.What, f.Text)
+		add(Fault, f.What, f.Since, strings.TrimPrefix(text, Silence), advice, "%s has the fault %s: %s", subject, f.What, text)
 	}
+	cause := strings.TrimSuffix(": "+w.HealthCause+HowToProbe(w.HealthCause), ": ")
 	switch dead := w.Health == router.Unhealthy.String() || w.Health == router.Expired.String(); {
 	case dead && !has("silent"):
-		add(Fault, "health", w.HealthSince, w.HealthCause, mendWorker, "worker %s is %s: it gets no requests", name, w.Health)
+		add(Fault, "health", w.HealthSince, w.HealthCause, mendWorker, "%s is %s: %s%s",
+			subject, w.Health, strings.TrimSuffix(Silence, ": "), cause)
 	case !dead && w.Health != router.Healthy.String():
-		cause := ""
-		if w.HealthCause != "" {
-			cause = ": " + w.HealthCause + HowToProbe(w.HealthCause)
-		}
-		add(Note, "health", w.HealthSince, w.HealthCause, "", "worker %s is %s%s", name, w.Health, cause)
+		add(Note, "health", w.HealthSince, w.HealthCause, adviceOfHealth(w.Health), "%s is %s%s", subject, w.Health, cause)
 	case !dead && w.HealthCause != "":
-		add(Note, "probes", none, w.HealthCause, mendWorker, "worker %s fails the probes of its health: %s%s",
-			name, w.HealthCause, HowToProbe(w.HealthCause))
+		add(Note, "probes", none, w.HealthCause, mendWorker, "%s fails the probes of its health%s", subject, cause)
 	}
 	switch {
 	case w.Failing:
-		add(Note, "avoided", w.AvoidedSince, w.AvoidedFor, mendWorker, "worker %s is avoided until %s: %s",
-			name, w.AvoidedUntil.UTC().Format("15:04:05 UTC"), w.AvoidedFor)
+		add(Note, "avoided", w.AvoidedSince, w.AvoidedFor, mendWorker, "%s is avoided until %s: %s",
+			subject, w.AvoidedUntil.UTC().Format("15:04:05 UTC"), w.AvoidedFor)
 	case !w.AvoidedSince.IsZero() && !has("no_response"):
 		add(Note, "avoided", w.AvoidedSince, w.AvoidedFor, mendWorker,
-			"worker %s failed and has served no request since: %s", name, w.AvoidedFor)
+			"%s failed and has served no request since: %s", subject, w.AvoidedFor)
 	}
 	if w.Audit != nil && w.Audit.Departs {
-		add(Note, "departs", none, "", "", "worker %s caches other tokens than kvroute predicts, "+
-			"by the usage in its responses: kvroute reads its events again", name)
+		add(Note, "departs", none, "", advices["departs"], "%s caches other tokens than kvroute predicts, "+
+			"by the usage in its responses: kvroute reads its events again", subject)
 	}
 	return found
+}
+
+// called names a worker in a sentence, also if its name begins with the word.
+func called(name string) string {
+	if strings.HasPrefix(strings.ToLower(name), "worker") {
+		return name
+	}
+	return "worker " + name
 }
 
 // JudgeLeft returns what needs attention about a worker that is gone; found is false if nothing does.
@@ -285,7 +224,7 @@ func JudgeLeft(l *LeftWorker) (item Item, found bool) {
 	w := router.Worker{ID: l.ID, DPRank: l.Rank}
 	item = Item{
 		Level: Fault, Kind: OfLeft, What: string(l.State), Worker: &w, Name: l.Name, Since: l.Time, Cause: l.Cause,
-		Text: fmt.Sprintf("worker %s%s %s", w.Label(l.Name), at, l.Text), Advice: mendWorker,
+		Text: called(w.Label(l.Name)) + at + " " + l.Text, Advice: mendWorker,
 	}
 	if len(l.Models) > 0 {
 		item.Model = l.Models[0]
@@ -298,31 +237,30 @@ func JudgeLeft(l *LeftWorker) (item Item, found bool) {
 
 // JudgeModels returns what needs attention at the models of a replica's workers.
 func JudgeModels(models []router.ModelState, workers []Worker) (found []Item) {
-	const what = "tokens"
-	add := func(level Level, model, format string, args ...any) {
-		found = append(found, Item{Level: level, Kind: OfModel, What: what, Model: model, Text: fmt.Sprintf(format, args...)})
+	add := func(level Level, model, advice, format string, args ...any) {
+		text := "model " + model + fmt.Sprintf(format, args...)
+		found = append(found, Item{Level: level, Kind: OfModel, What: "tokens", Model: model, Text: text, Advice: advice})
 	}
 	for i := range models {
 		m := &models[i]
 		missing := m.TokenReason == tokenizer.NoTokenizer
 		if m.Why != "" && m.TokenMode != tokenizer.None && !missing && m.TokenReason != tokenizer.Drifted {
-			add(Note, m.Model, "model %s: %s", m.Model, m.Why)
+			add(Note, m.Model, advices["tokens"], ": %s", m.Why)
 		}
 		own := func(w Worker) bool { return w.Model == m.Model && w.Group == "" }
 		if missing && slices.ContainsFunc(workers, own) {
-			add(Note, m.Model, "model %s has no tokenizer, so kvroute finds cached prompts only by their text: %s; "+
-				"name the folder of its tokenizer under models", m.Model, m.Why)
+			add(Note, m.Model, "name the folder of its tokenizer under models",
+				" has no tokenizer, so kvroute finds cached prompts only by their text: %s", m.Why)
 		}
 		differs := false
 		for i := range m.Classes {
 			if c := &m.Classes[i]; c.Unconfirmed {
 				differs = true
-				add(Fault, m.Model, "model %s: %s", m.Model, tokensDiffer(c))
+				add(Fault, m.Model, "compare profile, chat template and engine version", ": %s", tokensDiffer(c))
 			}
 		}
 		if !differs && (m.Checks == router.ChecksDrift || m.Checks == router.ChecksDiffers) {
-			add(Fault, m.Model, "model %s: its workers make other token ids than kvroute (%s): compare tokenizer "+
-				"and chat template with the engine's; kvroute tokenize shows the ids", m.Model, m.Checks)
+			add(Fault, m.Model, advices["tokens"], ": its workers make other token ids than kvroute (%s)", m.Checks)
 		}
 	}
 	return found
@@ -340,59 +278,7 @@ func tokensDiffer(c *confirm.ClassState) string {
 	default:
 		text += fmt.Sprintf(": the first different token is in block %d", c.Block)
 	}
-	return text + "; such requests are routed by their text. Compare profile, chat template and engine version"
-}
-
-// HowToProbe tells an operator what to do if an engine that serves answers the probes of its health with an error, or
-// too late. It is empty for other causes.
-func HowToProbe(cause string) string {
-	if strings.Contains(cause, "with status") || strings.HasPrefix(cause, "timeout") {
-		return "; if its health has another path, or takes longer, set health: {path: …, timeout: …}, or health: none"
-	}
-	return ""
-}
-
-// HowToPublish tells an operator what to do when no event of a worker was ever heard. It names the sockets
-// that the worker's record has.
-func HowToPublish(w *router.WorkerState) string {
-	e := engine.Of(w.Engine)
-	if e.HowToPublish == "" {
-		e = engine.Of(engine.VLLM)
-	}
-	text := e.HowToPublish
-	if w.Endpoint != "" {
-		text = withSocket(text, `"endpoint":"`, w.Endpoint)
-		text = withSocket(text, `,"replay_endpoint":"`, w.Replay)
-	}
-	if w.NeverHeard {
-		transport := "zmq"
-		if e.Polled {
-			transport = "http_poll"
-		}
-		text += " and set events: {transport: " + transport +
-			"} for the worker, or events: {transport: none} if it publishes none"
-	} else if w.Endpoint != "" {
-		text = fmt.Sprintf("kvroute reads %s; %s, or set events.endpoint of the worker to the engine's socket",
-			w.Endpoint, text)
-	}
-	return text
-}
-
-// withSocket replaces the engine's address behind a key: it binds the port of the address that kvroute connects
-// to. Without an address it removes the key.
-func withSocket(text, key, address string) string {
-	before, rest, has := strings.Cut(text, key)
-	_, after, ends := strings.Cut(rest, `"`)
-	switch {
-	case !has || !ends:
-		return text
-	case address == "":
-		return before + after
-	}
-	if port := strings.LastIndexByte(address, ':'); strings.HasPrefix(address, "tcp://") && port > len("tcp:") {
-		address = "tcp://*" + address[port:]
-	}
-	return before + key + address + `"` + after
+	return text + "; such requests are routed by their text"
 }
 
 // clip limits a text that may come from a worker's record.

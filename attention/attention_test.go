@@ -373,28 +373,144 @@ func TestLogIsBounded(t *testing.T) {
 	}
 }
 
+// sectionExists reports whether a page of the documents has the section of a link.
+func sectionExists(t *testing.T, link string) bool {
+	t.Helper()
+	file, section, _ := strings.Cut(link, "#")
+	text, err := os.ReadFile("../docs/" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
+		if section == regexp.MustCompile(`[^a-z0-9_-]`).ReplaceAllString(strings.ReplaceAll(strings.ToLower(m[1]), " ", "-"), "") {
+			return true
+		}
+	}
+	return false
+}
+
 // Each link leads to a section of the documents.
 func TestSectionsExist(t *testing.T) {
-	heading := regexp.MustCompile(`(?m)^#+ (.*)$`)
-	for _, of := range []string{
-		"block_size", "answers_errors", "avoided", "bus", "departs", "envoy", "events", "health", "kubernetes", "left", "models", "no_response", "probes", "ready", "settings", "silent", "tokens", "unresolved", "workers",
-	} {
-		file, section, _ := strings.Cut(attention.SectionOf(of), "#")
-		text, err := os.ReadFile("../docs/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		found := false
-		for _, m := range heading.FindAllStringSubmatch(string(text), -1) {
-			found = found || section == strings.Trim(regexp.MustCompile(`[^a-z0-9_-]`).ReplaceAllString(strings.ReplaceAll(strings.ToLower(m[1]), " ", "-"), ""), "")
-		}
-		if !found {
-			t.Errorf("%s: docs/%s has no section %s", of, file, section)
+	for what := range attention.Docs {
+		if link := attention.SectionOf(what); !sectionExists(t, link) {
+			t.Errorf("%s: there is no section %s", what, link)
 		}
 	}
 	for version, want := range map[string]string{"v0.2.0": "v0.2.0", "(devel)": "main", "v0.2.0-3-gabc": "main", "unknown": "main", "v0.2.1-0.20261128123456-abcdefabcdef+dirty": "main"} {
 		if got := attention.DocsOf(version); got != "https://github.com/kvroute/kvroute/blob/"+want+"/docs/" {
 			t.Errorf("documents of %s: %s", version, got)
+		}
+	}
+}
+
+// A worker that accepts connections and never answers is named with the cause and what to set, and with an event for each
+// change of its health.
+func TestStoryOfAHungWorker(t *testing.T) {
+	log := attention.NewLog("")
+	s := attention.State{Workers: []attention.Worker{healthy(1)}}
+	w := &s.Workers[0]
+	const cause = "timeout: no answer to a probe of its health"
+	at := func(seconds int, health string) attention.Item {
+		now := start.Add(time.Duration(seconds) * time.Second)
+		w.Health, w.HealthSince = health, now
+		if w.HealthCause = cause; health == "healthy" {
+			w.HealthCause, w.HealthSince = "", time.Time{}
+		}
+		log.Observe(now, &s)
+		if items := log.Items(); len(items) == 1 {
+			return items[0]
+		}
+		return attention.Item{}
+	}
+	at(0, "healthy")
+	at(8, "degraded")
+	item := at(16, "unhealthy")
+	if want := "worker w1 is unhealthy: it gets requests only if no worker is better: " + cause + "; if its health has another path, or takes longer, set health: {path: …, timeout: …}, or health: none"; item.Text != want || item.Cause != cause || item.Advice == "" {
+		t.Errorf("%+v, want %s", item, want)
+	}
+	if item = at(31, "expired"); !item.Since.Equal(start.Add(8 * time.Second)) {
+		t.Errorf("the worker is expired, not healthy since %v", item.Since)
+	}
+	at(40, "healthy")
+	got := strings.Join(texts(log.Events()), "\n")
+	if want := `03:04:45 good w1 is healthy again
+03:04:36 fault w1 is expired: timeout: no answer to a probe of its health
+03:04:21 fault w1 is unhealthy: timeout: no answer to a probe of its health
+03:04:13 note w1 is degraded: timeout: no answer to a probe of its health`; got != want {
+		t.Errorf("events\n%s\nwant\n%s", got, want)
+	}
+}
+
+// While the cause of a worker's trouble changes, its item keeps the time at which the first one began. The events have
+// the times of each.
+func TestSinceTheFirstCause(t *testing.T) {
+	log := attention.NewLog("")
+	s := attention.State{Workers: []attention.Worker{healthy(1), healthy(2)}}
+	w := &s.Workers[0]
+	observe := func(seconds int, want string) {
+		t.Helper()
+		log.Observe(start.Add(time.Duration(seconds)*time.Second), &s)
+		items := log.Items()
+		if len(items) != 1 || items[0].What != want || !items[0].Since.Equal(start.Add(time.Second)) {
+			t.Errorf("after %d s: %+v, want %s since the first second", seconds, items, want)
+		}
+	}
+	log.Observe(start, &s)
+	w.Health, w.HealthSince = "degraded", start.Add(time.Second)
+	observe(1, "health")
+	w.Failing, w.AvoidedSince, w.AvoidedFor = true, start.Add(3*time.Second), "it gave no response: connection refused"
+	observe(3, "avoided")
+	w.Failing, w.AvoidedSince, w.AvoidedFor = false, time.Time{}, ""
+	w.Health, w.HealthSince, w.Faults = "unhealthy", start.Add(9*time.Second), []router.Fault{{What: "silent", Text: attention.Silence + "timeout", Since: start.Add(10 * time.Second)}}
+	observe(10, "silent")
+	w.Health, w.HealthSince = "expired", start.Add(31*time.Second)
+	observe(31, "silent")
+	if got, want := strings.Join(texts(log.Events()), "\n"), "03:04:15 fault w1 gives no sign of life: timeout\n03:04:08 note w1 refused a request: connection refused\n03:04:06 note w1 is degraded"; got != want {
+		t.Errorf("events\n%s\nwant\n%s", got, want)
+	}
+	s.Workers[0] = healthy(1)
+	log.Observe(start.Add(40*time.Second), &s)
+	w.Health, w.HealthSince = "degraded", start.Add(50*time.Second)
+	if log.Observe(start.Add(50*time.Second), &s); !log.Items()[0].Since.Equal(w.HealthSince) {
+		t.Errorf("after it was healthy: %+v", log.Items())
+	}
+}
+
+// What was wrong before the first observation ends without the word again, and so does the start of a worker.
+func TestTheFirstEventSaysNoAgain(t *testing.T) {
+	log := attention.NewLog("")
+	s := attention.State{Replica: attention.Replica{Status: "degraded", Failed: []string{"workers"}}}
+	log.Observe(start, &s)
+	w := healthy(1)
+	w.Health, w.HealthSince, w.HealthCause = "starting", start, "it has answered no probe yet"
+	log.Observe(start.Add(time.Second), &attention.State{Workers: []attention.Worker{w}})
+	log.Observe(start.Add(3*time.Second), &attention.State{Workers: []attention.Worker{healthy(1)}})
+	s.Replica.BusAway = true
+	log.Observe(start.Add(4*time.Second), &attention.State{Workers: []attention.Worker{healthy(1)}, Replica: attention.Replica{BusAway: true}})
+	log.Observe(start.Add(5*time.Second), &attention.State{Workers: []attention.Worker{healthy(1)}})
+	got := texts(log.Events())
+	for _, want := range []string{"03:04:06 good the check workers of kvroute passes", "03:04:08 good w1 is healthy", "03:04:10 good kvroute is connected to NATS again"} {
+		if !slices.Contains(got, want) {
+			t.Errorf("no event %q in %q", want, got)
+		}
+	}
+}
+
+// A sentence has a subject, and the name of a worker that begins with that word once.
+func TestSentencesHaveOneSubject(t *testing.T) {
+	for name, want := range map[string]string{"gpu-1": "worker gpu-1 is", "worker-3": "worker-3 is", "Worker 4": "Worker 4 is", "": "worker 1 is"} {
+		w := healthy(1)
+		w.Name, w.Health = name, "degraded"
+		if items := attention.JudgeWorker(&w, true); len(items) != 1 || !strings.HasPrefix(items[0].Text, want) {
+			t.Errorf("%q: %+v, want %s", name, items, want)
+		}
+	}
+	for _, s := range everything(t) {
+		items := attention.JudgeReplica(&s.Replica)
+		for i := range items {
+			if strings.HasPrefix(items[i].Text, "it") {
+				t.Errorf("%s has no subject: %s", items[i].What, items[i].Text)
+			}
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kvroute/kvroute/router"
 )
 
 // change has the words of the events of an item about a worker. They continue its name.
@@ -74,6 +76,8 @@ func begun(i *Item) string {
 func ended(i *Item) string {
 	words, known := changes[i.What]
 	switch {
+	case i.detail == router.Starting.String():
+		return "is healthy"
 	case i.Worker != nil && known:
 		return words.ends
 	case i.Worker != nil:
@@ -109,9 +113,11 @@ func (l *Log) ends(now time.Time, i *Item) {
 	if i.Worker != nil && l.workers[*i.Worker] == "" { // it is gone, or left an hour ago
 		return
 	}
-	e := event(now, i)
-	e.Level = Good
-	l.add(e, ended(i))
+	e, text := event(now, i), ended(i)
+	if e.Level = Good; i.Since.IsZero() { // nobody has seen the time before
+		text = strings.TrimSuffix(text, " again")
+	}
+	l.add(e, text)
 }
 
 // ofRank are the items and events that concern one rank of a worker. Others concern all of its ranks.

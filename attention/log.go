@@ -103,16 +103,17 @@ func (l *Log) Observe(now time.Time, s *State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.observeWorkers(now, s)
-	still, all := make(map[key]*open, len(items)), make(map[key]bool, len(items))
+	still, all := make(map[key]*open, len(items)), make(map[key]*Item, len(items))
 	for i := range items {
-		all[keyOf(&items[i])] = true
+		all[keyOf(&items[i])] = &items[i]
 	}
 	for i := range items {
 		item := &items[i]
 		k := keyOf(item)
 		o := l.open[k]
 		item.Docs = l.docs + SectionOf(item.What)
-		item.Text, item.Name, item.Cause = clip(item.Text, mostText), clip(item.Name, mostName), clip(item.Cause, mostText)
+		item.Text, item.Name = clip(item.Text, mostText), clip(item.Name, mostName)
+		item.Cause, item.Advice = clip(item.Cause, mostText), clip(item.Advice, mostText)
 		if again := still[k]; again != nil { // another class of requests of the same model
 			item.Since = again.Since
 			continue
@@ -125,12 +126,15 @@ func (l *Log) Observe(now time.Time, s *State) {
 			if o.Since = item.Since; l.observed && o.Since.IsZero() {
 				o.Since = now
 			}
+		} else if o.detail != item.detail {
+			o.event = l.begins(now, item)
 		} else if o.event != nil && o.Cause != item.Cause && now.Sub(o.event.Time) < 10*time.Second {
 			o.event.say(begun(item)) // the cause was found meanwhile
 		}
 		if item.Since.IsZero() {
 			item.Since = o.Since
 		}
+		item.Since = earliest(k, item.Since, l.open, all)
 		o.Item = *item
 		still[k] = o
 	}
@@ -142,10 +146,30 @@ func (l *Log) Observe(now time.Time, s *State) {
 	l.open, l.items, l.observed = still, group(items), true
 }
 
+// stages are the items about a worker that follow each other, the worst last.
+//
+//nolint:gochecknoglobals // a table
+var stages = []string{"avoided", "no_response", "probes", "health", "silent"}
+
+// earliest returns when the first stage of a worker began that has led to an item without an end in between.
+func earliest(k key, since time.Time, before map[key]*open, now map[key]*Item) time.Time {
+	if !slices.Contains(stages, k.what) {
+		return since
+	}
+	for _, k.what = range stages {
+		if o := before[k]; o != nil && !o.Since.IsZero() && o.Since.Before(since) {
+			since = o.Since
+		}
+		if i := now[k]; i != nil && !i.Since.IsZero() && i.Since.Before(since) {
+			since = i.Since
+		}
+	}
+	return since
+}
+
 // worsened reports whether an item is among others that are worse and about the same worker: a silent worker is not
 // healthy again, and a worker that is no longer avoided because it fails probes does not serve again.
 func worsened(k key, among map[key]*open) bool {
-	stages := []string{"avoided", "no_response", "probes", "health", "silent"}
 	worse := func(what string) bool {
 		k.what = what
 		return among[k] != nil
@@ -156,7 +180,7 @@ func worsened(k key, among map[key]*open) bool {
 
 // repeats reports whether an item has the same event as an earlier one about its worker, or one of the same moment: a
 // worker that gives no response has failed a request, and one that is degraded has failed probes.
-func repeats(k key, before map[key]*open, now map[key]bool) bool {
+func repeats(k key, before map[key]*open, now map[key]*Item) bool {
 	switch k.what {
 	case "no_response":
 		k.what = "avoided"
@@ -165,7 +189,7 @@ func repeats(k key, before map[key]*open, now map[key]bool) bool {
 	default:
 		return false
 	}
-	return before[k] != nil || now[k]
+	return before[k] != nil || now[k] != nil
 }
 
 // left reports whether an open item says that a worker left.
@@ -207,7 +231,10 @@ func (l *Log) Items() []Item {
 	all := append([]Item{}, l.items...) // an empty list in JSON, not null
 	if more := len(all) - mostItems; more > 0 {
 		text := fmt.Sprintf("and %d more", more)
-		all = append(all[:mostItems], Item{Level: Note, Kind: OfReplica, What: "more", Text: text})
+		all = append(all[:mostItems], Item{
+			Level: Note, Kind: OfReplica, What: "more", Text: text,
+			Advice: "kvroute doctor shows all of them with --json", Docs: l.docs + SectionOf("more"),
+		})
 	}
 	return all
 }

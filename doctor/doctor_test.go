@@ -159,13 +159,13 @@ func TestDiagnosis(t *testing.T) {
 		},
 		"NATS is away": {
 			change: func(_ int, r *Reading) { r.Bus = false },
-			want:   "b: NATS is away: it neither hears of workers nor of other replicas", level: fault,
+			want:   "b: NATS is away: kvroute hears neither of workers nor of other replicas", level: fault,
 		},
 		"a check fails": {
 			change: func(_ int, r *Reading) {
 				r.Ready = api.Readiness{Status: "degraded", Checks: map[string]bool{"registry": false}}
 			},
-			want: `b: it is degraded: the check "registry" fails`, level: fault,
+			want: `b: kvroute is degraded: the check "registry" fails`, level: fault,
 		},
 		"a balancer": {
 			change: func(n int, r *Reading) { r.RouterID = uint64(2 + n) },
@@ -260,7 +260,7 @@ func TestDiagnosisOfSilentWorkers(t *testing.T) {
 		got := slices.DeleteFunc(diagnose([]*Replica{x}), func(f Finding) bool { return f.What != "events" })
 		switch {
 		case c.want == "" && len(got) == 0:
-		case c.want == "" || len(got) != 1 || got[0].Level != fault || !strings.HasPrefix(got[0].Text, "events of w1: no event has come, although it should send some: kvroute predicts its cache; ") || !strings.HasSuffix(got[0].Text, c.want):
+		case c.want == "" || len(got) != 1 || got[0].Level != fault || got[0].Text != "events of w1: no event has come, although it should send some: kvroute predicts its cache" || !strings.HasSuffix(got[0].Advice, c.want):
 			t.Errorf("%+v: found %+v", c, got)
 		}
 	}
@@ -289,8 +289,10 @@ func TestDiagnosisOfWorkers(t *testing.T) {
 	}{
 		{func(*Reading) {}, ""},
 		{func(r *Reading) { r.workers[0].Health = "degraded" }, ""},
-		{func(r *Reading) { r.workers[0].Health = "unhealthy" }, "a: worker w1 is unhealthy: it gets no requests"},
-		{func(r *Reading) { r.workers[0].Health = "expired" }, "a: worker w1 is expired: it gets no requests"},
+		{func(r *Reading) { r.workers[0].Health = "unhealthy" }, "a: worker w1 is unhealthy: it gets requests only if no worker is better"},
+		{func(r *Reading) {
+			r.workers[0].Health, r.workers[0].HealthCause = "expired", "timeout: no answer to a probe of its health"
+		}, "a: worker w1 is expired: it gets requests only if no worker is better: timeout: no answer to a probe of its health; if its health has another path, or takes longer, set health: {path: …, timeout: …}, or health: none"},
 		{func(r *Reading) {
 			r.workers[0].Health, r.workers[0].Faults = "unhealthy", []router.Fault{{What: "silent", Text: "connection refused at 10.0.0.1:80"}}
 		}, "a: worker w1 has the fault silent: connection refused at 10.0.0.1:80"},
@@ -303,7 +305,7 @@ func TestDiagnosisOfWorkers(t *testing.T) {
 		{func(r *Reading) {
 			r.left = []api.LeftWorker{{Left: fleet.Left{ID: 7, Name: "w7", State: fleet.Unresolved}, Text: "has no address: no such host"}}
 		}, "a: worker w7 has no address: no such host"},
-		{func(r *Reading) { r.models[0].Checks = "drift" }, "a: model m: its workers make other token ids than kvroute (drift): compare tokenizer and chat template with the engine's; kvroute tokenize shows the ids"},
+		{func(r *Reading) { r.models[0].Checks = "drift" }, "a: model m: its workers make other token ids than kvroute (drift)"},
 		{func(r *Reading) { r.models[0].Checks = "agreed" }, ""},
 		{
 			func(r *Reading) {
@@ -312,13 +314,13 @@ func TestDiagnosisOfWorkers(t *testing.T) {
 					{Class: "chat+tools", Unconfirmed: true, Requests: map[string]uint64{"confirmed": 1, "unconfirmed": 3}, Block: 1, Position: 31, Ours: "a", Theirs: `"strict": false`},
 				}
 			},
-			`a: model m: its workers make other tokens than kvroute for requests of the class chat+tools (3 unconfirmed, 1 confirmed): at token 31 the engine has "\"strict\": false", kvroute "a"; such requests are routed by their text. Compare profile, chat template and engine version`,
+			`a: model m: its workers make other tokens than kvroute for requests of the class chat+tools (3 unconfirmed, 1 confirmed): at token 31 the engine has "\"strict\": false", kvroute "a"; such requests are routed by their text`,
 		},
 		{
 			func(r *Reading) {
 				r.models[0].Classes = []confirm.ClassState{{Class: "chat", Unconfirmed: true, Block: 2, Position: -1}}
 			},
-			"a: model m: its workers make other tokens than kvroute for requests of the class chat (0 unconfirmed, 0 confirmed): the first different token is in block 2; such requests are routed by their text. Compare profile, chat template and engine version",
+			"a: model m: its workers make other tokens than kvroute for requests of the class chat (0 unconfirmed, 0 confirmed): the first different token is in block 2; such requests are routed by their text",
 		},
 	} {
 		x := replicaSaying("a", 1, func(_ int, r *Reading) {
@@ -362,8 +364,9 @@ func TestModelsWithoutATokenizerAreNamed(t *testing.T) {
 		})
 		want := []Finding{{
 			Level: note, What: "tokens", Replica: "a",
-			Text: "model m has no tokenizer, so kvroute finds cached prompts only by their text: it is missing; name the folder of its tokenizer under models",
-			Docs: "https://github.com/kvroute/kvroute/blob/v1/docs/troubleshooting.md#tokenizerdrift",
+			Text:   "model m has no tokenizer, so kvroute finds cached prompts only by their text: it is missing",
+			Advice: "name the folder of its tokenizer under models",
+			Docs:   "https://github.com/kvroute/kvroute/blob/v1/docs/troubleshooting.md#tokenizerdrift",
 		}}
 		if group != "" {
 			want = nil

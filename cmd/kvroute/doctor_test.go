@@ -113,7 +113,7 @@ func TestTheDoctorComparesReplicas(t *testing.T) {
 	bus.Server.Shutdown()
 	eventually(t, "that NATS is away is not said", func() bool {
 		status, out := examine(t, apis(a, b)...)
-		return status == 1 && strings.Contains(out, "a: NATS is away") && strings.Contains(out, `b: it is degraded: the check "registry" fails`)
+		return status == 1 && strings.Contains(out, "a: NATS is away") && strings.Contains(out, `b: kvroute is degraded: the check "registry" fails`)
 	})
 }
 

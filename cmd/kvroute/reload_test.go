@@ -112,7 +112,7 @@ func TestAReloadNamesWhatNeedsARestart(t *testing.T) {
 	if _, text := get(t, "http://"+c.At.HTTP+"/metrics"); !strings.Contains(text, `kvroute_config_reloads_total{outcome="partial"} 2`) {
 		t.Error("the metric does not say that two reloads were partial")
 	}
-	if _, out, _ := runs(t, "doctor", "--url", "http://"+c.At.HTTP); !strings.Contains(out, "its configuration file has changes that need a restart: seed; restart kvroute\n") {
+	if _, out, _ := runs(t, "doctor", "--url", "http://"+c.At.HTTP); !strings.Contains(out, "kvroute's configuration file has changes that need a restart: seed; restart kvroute\n") {
 		t.Errorf("the doctor does not name the setting:\n%s", out)
 	}
 	rewrite(t, c, file, fmt.Sprintf("version: 1\nalpha: 0.1\nbusy-threshold: 0.25\ngroups: [{name: g, address: \"127.0.0.1:2\"}]\n"+list, "c"))

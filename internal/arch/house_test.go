@@ -31,7 +31,7 @@ import (
 var tokenLimits = map[string]int{
 	"confirm":            9069,
 	"api":                11302,
-	"attention":          5214,
+	"attention":          5715,
 	"bindings":           1608,
 	"bindings/c":         1220,
 	"cmd/kvroute":        38262,
