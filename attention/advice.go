@@ -71,7 +71,7 @@ var advices = map[string]string{
 	"departs":              "if it lasts, look for lost events, and for a cache of the engine that publishes no events",
 	"envoy":                "compare --envoy-admin of kvroute serve with --admin of kvroute config envoy",
 	"event_socket_refused": "start the engine, or correct the worker's events",
-	"events":               "give the engine a replay socket, or run kvroute publish beside it: then kvroute requests lost events again",
+	"events":               "give the engine a replay socket, or run kvroute publish beside it: then lost events come again",
 	"tokens":               "compare tokenizer and chat template with the engine's; kvroute tokenize shows the ids",
 }
 

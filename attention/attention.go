@@ -180,7 +180,8 @@ func JudgeWorker(w *Worker, lasting bool) (found []Item) {
 	}
 	for _, f := range w.Faults {
 		text, advice := cutAdvice(f.What, f.Text)
-		add(Fault, f.What, f.Since, strings.TrimPrefix(text, Silence), advice, "%s has the fault %s: %s", subject, f.What, text)
+		cause := strings.TrimPrefix(text, Silence)
+		add(Fault, f.What, f.Since, cause, advice, "%s has the fault %s: %s", subject, f.What, text)
 	}
 	cause := strings.TrimSuffix(": "+w.HealthCause+HowToProbe(w.HealthCause), ": ")
 	switch dead := w.Health == router.Unhealthy.String() || w.Health == router.Expired.String(); {

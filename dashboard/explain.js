@@ -35,7 +35,7 @@ function ordered(d) {
 }
 
 function choice(d) {
-  const expected = d.expected_ttft_ms === undefined ? '' : `, first token expected in ${milliseconds(d.expected_ttft_ms)}, by the measured ${number(d.prefill_rate)} tokens/s of the worker`
+  const expected = d.expected_ttft_ms === undefined ? '' : `, first token expected in ${milliseconds(d.expected_ttft_ms)}, by the first tokens measured on the worker`
   return [
     ['worker', `${workerName(d.worker, d.worker_name)} at ${d.address}`],
     ['kind of reason', d.reason],

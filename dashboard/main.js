@@ -113,7 +113,7 @@ const decisions = new Table(find('decisions'), 'Recent decisions, newest first',
   { name: 'Cached blocks', field: 'overlap_blocks', show: (d) => count(d.overlap_blocks, { share: d.prompt_blocks ? d.overlap_blocks / d.prompt_blocks : undefined }) },
   { name: 'Prompt blocks', field: 'prompt_blocks', show: (d) => count(d.prompt_blocks) },
   { name: 'Tokens to compute', field: 'prefill_tokens', show: (d) => count(d.prefill_tokens) },
-  { name: 'First token expected', field: 'expected_ttft_ms', show: (d) => (d.expected_ttft_ms === undefined ? { title: 'The prefill rate of the worker was not measured yet.' } : length(d.expected_ttft_ms)) },
+  { name: 'First token expected', field: 'expected_ttft_ms', show: (d) => (d.expected_ttft_ms === undefined ? { title: 'The first tokens of the worker were not measured yet, or it computes fewer than 256 tokens.' } : length(d.expected_ttft_ms)) },
   { name: 'First token', field: 'first_token', show: (d) => (firstToken(d) === undefined ? {} : { text: firstToken(d) > 0 ? milliseconds(firstToken(d)) : '< 1 ms', value: d.first_token, title: d.first_token_text ?? '' }) },
   { name: 'Model', field: 'model', left: true, show: (d) => plain(d.model) },
 ], (d) => d.id)

@@ -50,7 +50,7 @@ type Sample struct {
 	TimeMS int64 `json:"time_ms"` // end of the step, Unix time
 	Totals
 	// Saved is the time in ms that the workers needed less for the prompts than they would have needed with
-	// MeanCachedTokens, at their measured rates: a sum over the Rated requests, whose worker had a rate.
+	// MeanCachedTokens, at their measured marginal rates: a sum over the Rated requests, whose worker had one.
 	Saved float64 `json:"saved_ms"`
 	Rated int     `json:"rated"`
 	// Mean and 90th percentile of the time to the first token in ms, of the requests whose first token
@@ -80,8 +80,8 @@ func measured(o *router.Outcome, ttft float64) measures {
 	if failed(o) {
 		m.Failed = 1
 	}
-	if c.PrefillRate > 0 {
-		m.saved, m.rated = (float64(c.CachedTokens)-c.MeanCachedTokens)/c.PrefillRate*1000, 1
+	if c.MarginalRate > 0 {
+		m.saved, m.rated = (float64(c.CachedTokens)-c.MeanCachedTokens)/c.MarginalRate*1000, 1
 	}
 	return m
 }

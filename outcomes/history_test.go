@@ -34,7 +34,7 @@ func TestSpans(t *testing.T) {
 	r, now := newRecorder(t)
 	for i := range 25 * 3600 { // a request a second, for 25 hours
 		o := outcome(*now, 100*time.Millisecond)
-		if o.PrefillRate = 1000; i%4 == 0 {
+		if o.MarginalRate = 1000; i%4 == 0 {
 			o.Model = "other"
 		} else if i%4 == 1 {
 			o.Group = "g"
@@ -126,13 +126,13 @@ func TestBenefits(t *testing.T) {
 	if b := r.Benefits(); len(b) != 1 || b[0].SavedTokens == nil || *b[0].SavedTokens != 500 || math.Abs(*b[0].SavedShare-5./7) > 1e-9 || b[0].Why != "" || b[0].SavedTime != 0 || b[0].Rated != 0 {
 		t.Errorf("without a rate: %+v", b)
 	}
-	o.PrefillRate = 2000
+	o.MarginalRate = 2000
 	r.Finished(o)
 	o.Holdout, o.Reason = router.SideRoundRobin, router.ReasonHoldout
 	r.Finished(o)
 	split := outcome(*now, time.Second)
 	split.Model = "split"
-	split.Prefill = &router.Decision{CachedTokens: 0, MeanCachedTokens: 100, PrefillRate: 1000}
+	split.Prefill = &router.Decision{CachedTokens: 0, MeanCachedTokens: 100, MarginalRate: 1000}
 	r.Finished(split)
 	b := r.Benefits()
 	if len(b) != 2 || b[0].Model != "m" || b[0].Requests != 2 || b[0].Rated != 1 || b[0].SavedTime != 250 || b[1].SavedTime != -100 {
@@ -250,7 +250,7 @@ func TestCharts(t *testing.T) {
 func BenchmarkFinished(b *testing.B) {
 	r, now := newRecorder(b)
 	o := outcome(*now, 100*time.Millisecond)
-	o.PrefillRate = 1000
+	o.MarginalRate = 1000
 	b.ReportAllocs()
 	for b.Loop() {
 		*now = now.Add(100 * time.Microsecond)

@@ -104,9 +104,12 @@ type Decision struct {
 	CoarseTTFT    float64 `json:"coarse_ttft_ms"`
 	EstimatedTTFT float64 `json:"estimated_ttft_ms"`
 	// PrefillRate is the number of prompt tokens that the worker computes in a second, as measured; 0 until it is.
-	// ExpectedTTFT is the time to the first token at that rate, in ms: for the prompts that the worker has to compute
-	// first, and for this one. It is 0 without a rate, and for fewer than 256 tokens, which the rate says little about.
+	// MarginalRate is the same without the time that each prompt needs besides its tokens; 0 until prompts of
+	// different lengths were measured. ExpectedTTFT is the measured time to the first token, in ms: for the prompts
+	// that the worker has to compute first, and for this one. It is 0 without a rate, and for fewer than 256 tokens,
+	// which the rate says little about.
 	PrefillRate  float64 `json:"prefill_rate,omitempty"`
+	MarginalRate float64 `json:"marginal_prefill_rate,omitempty"`
 	ExpectedTTFT float64 `json:"expected_ttft_ms,omitempty"`
 
 	// The inputs that repeat the decision, together with Candidates: the random number, the
@@ -287,10 +290,7 @@ func (c *core) makeDecision(
 		d.PrefillTokens = d.toCompute(load.OverlapBlocks)
 		d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, load.ActiveRequests, c.throughput(e))
 		d.EstimatedTTFT = ch.settings.ModelTTFT(&ch.request, load)
-		d.PrefillRate, _ = c.slots.PrefillRate(ord)
-		if tokens := load.PendTokens + d.PrefillTokens; d.PrefillRate > 0 && tokens >= leastRated {
-			d.ExpectedTTFT = float64(tokens) / d.PrefillRate * 1000
-		}
+		c.measuredPrefill(ord, load, d)
 	} else { // the prompt arrives computed
 		d.CoarseTTFT, d.EstimatedTTFT, d.ExpectedTTFT = leg.CoarseTTFT, leg.EstimatedTTFT, leg.ExpectedTTFT
 	}
@@ -318,6 +318,23 @@ func (c *core) makeDecision(
 // leastRated is the number of tokens from which on a prefill rate tells the time to the first token: with fewer, most
 // of the time is that of a step and of the network.
 const leastRated = 256
+
+// measuredPrefill sets what the measured first tokens of the worker say.
+func (c *core) measuredPrefill(ord int, load *scorer.Input, d *Decision) {
+	d.PrefillRate, _ = c.slots.PrefillRate(ord)
+	tokens := load.PendTokens + d.PrefillTokens
+	perToken, fixed := c.slots.PrefillTime(ord)
+	if perToken > 0 {
+		d.MarginalRate = 1 / perToken
+	}
+	switch {
+	case d.PrefillRate == 0 || tokens < leastRated:
+	case perToken > 0:
+		d.ExpectedTTFT = 1000 * (float64(tokens)*perToken + float64(1+load.WaitingRequests)*fixed)
+	default:
+		d.ExpectedTTFT = 1000 * float64(tokens) / d.PrefillRate
+	}
+}
 
 // toCompute is the number of prompt tokens that a worker with these cached blocks has to compute. An engine
 // computes the last token of a prompt even if all tokens are cached.

@@ -4,6 +4,7 @@ package router_test
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -147,6 +148,30 @@ func TestExpectedTTFT(t *testing.T) {
 	}
 	if a.PrefillRate != 10_000 || a.ExpectedTTFT != 100 || b.ExpectedTTFT != 200 {
 		t.Errorf("rate %v, expected %v and %v ms", a.PrefillRate, a.ExpectedTTFT, b.ExpectedTTFT)
+	}
+}
+
+// The expected time to the first token has the time that each prompt needs besides its tokens, once prompts of different
+// lengths have shown it.
+func TestExpectedTTFTHasAFixedPart(t *testing.T) {
+	c := &clock{time.Unix(1000, 0)}
+	r := newRouter(t, router.Config{InferFirstTokens: true, Now: c.read}, 1)
+	prompt := func(id string, tokens int) router.Decision {
+		return decided(t, r, id, "", func(q *router.Request) {
+			q.Tokens = make([]uint32, tokens)
+			q.Tokens[0] = uint32(c.now.UnixMilli())
+		})
+	}
+	for i := range 10 {
+		tokens := 400 + 2000*(i%2)
+		d := prompt(fmt.Sprint(i), tokens)
+		c.now = c.now.Add(50*time.Millisecond + time.Duration(tokens)*100*time.Microsecond)
+		r.FirstToken(d.ID, router.SignObserver)
+		r.Free(d.ID)
+	}
+	a, b := prompt("a", 1000), prompt("b", 2000)
+	if math.Abs(a.MarginalRate-10_000) > 1 || math.Abs(a.ExpectedTTFT-150) > .1 || math.Abs(b.ExpectedTTFT-400) > .1 {
+		t.Errorf("rate %v, expected %v and %v ms; want 10000, 150 and 400", a.MarginalRate, a.ExpectedTTFT, b.ExpectedTTFT)
 	}
 }
 

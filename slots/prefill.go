@@ -5,8 +5,6 @@ package slots
 import (
 	"cmp"
 	"math"
-	"math/bits"
-	"slices"
 	"time"
 )
 
@@ -46,13 +44,11 @@ import (
 //   - TakeInferred returns each inference once.
 
 const (
-	orderGrace   = 250 * time.Millisecond // a first token that is late by less is in order
-	overtakings  = 4                      // among the last 16 first tokens: with as many the worker reorders
-	leastSamples = 5
-	leastSample  = 256 // tokens
-	leastTime    = 5 * time.Millisecond
-	leastRate    = 1. // tokens a second; lower rates are raised to it
-	never        = time.Duration(math.MaxInt64)
+	orderGrace  = 250 * time.Millisecond // a first token that is late by less is in order
+	leastSample = 256                    // tokens
+	leastTime   = 5 * time.Millisecond
+	leastRate   = 1. // tokens a second; lower rates are raised to it
+	never       = time.Duration(math.MaxInt64)
 )
 
 // How a first token was inferred.
@@ -86,29 +82,6 @@ type queue struct {
 	newestAt time.Duration
 }
 
-// pace is how fast, and in which order, a worker computes. It outlives its slots.
-type pace struct {
-	samples    [15]float64 // tokens a second
-	taken      int         // samples so far
-	rate       float64     // their median; 0 = unknown
-	late       uint16      // bits of the last first tokens: 1 for those that came after that of a later request
-	registered bool        // the worker registered that it reorders prompts
-}
-
-func (p *pace) reorders() bool { return p.registered || bits.OnesCount16(p.late) >= overtakings }
-
-func (p *pace) sample(rate float64) {
-	p.samples[p.taken%len(p.samples)] = rate
-	p.taken++
-	if p.taken < leastSamples {
-		return
-	}
-	sorted := p.samples
-	some := sorted[:min(p.taken, len(sorted))]
-	slices.Sort(some)
-	p.rate = some[len(some)/2]
-}
-
 // InferFirstTokens switches inference on. Call it before the first slot is taken.
 func (s *Table) InferFirstTokens() { s.infers = true }
 
@@ -125,6 +98,13 @@ func (s *Table) SetReorders(worker int, reorders bool) {
 func (s *Table) PrefillRate(worker int) (rate float64, reorders bool) {
 	p := &s.history(worker).pace
 	return p.rate, p.reorders()
+}
+
+// PrefillTime returns the time that a worker needs for each further token of a prompt, and the time that a prompt needs
+// besides, both in seconds. perToken is 0 until prompts of different lengths were measured.
+func (s *Table) PrefillTime(worker int) (perToken, fixed float64) {
+	f := &s.history(worker).pace.fit
+	return f.perToken, f.fixed
 }
 
 // TakeInferred returns the inferences since the last call, nil for none.
@@ -209,12 +189,17 @@ func (s *Table) evidence(n int32, exact bool) {
 	if !exact || t.started || took < leastTime {
 		return
 	}
-	if q.done >= leastSample && !q.broken {
-		rate := float64(q.done) / took.Seconds()
-		if stay := t.seen - t.listed; t.pend >= leastSample && stay >= leastTime {
-			rate = max(rate, float64(t.pend)/stay.Seconds())
+	if !q.broken {
+		tokens, seconds := float64(q.done), took.Seconds()
+		if own, stay := float64(t.pend), t.seen-t.listed; t.pend >= leastSample && stay >= leastTime {
+			if own*seconds > tokens*stay.Seconds() {
+				tokens, seconds = own, stay.Seconds()
+			}
 		}
-		p.sample(max(rate, leastRate))
+		if q.done >= leastSample {
+			p.sample(max(tokens/seconds, leastRate))
+		}
+		p.fit.add(tokens, seconds)
 	}
 	q.began, q.done, q.broken = t.seen, 0, false
 }

@@ -384,3 +384,59 @@ func TestABatchIsOneSample(t *testing.T) {
 		t.Errorf("rate %v; want about 10,000", rate)
 	}
 }
+
+// Each request takes 40 ms besides its tokens, as cold prompts after short ones showed: the rate is too low for long
+// prompts, and the fit is not. One first token in five that is late by seconds changes it little.
+func TestTheFixedTimeOfAPromptIsMeasured(t *testing.T) {
+	for phase := range 10 {
+		late := float64(3 * (phase % 2))
+		var s slots.Table
+		s.InferFirstTokens()
+		now := 0.
+		prompt := func(i, tokens int) {
+			id := fmt.Sprint(i)
+			s.Add(at(now), id, &slots.Booking{PromptTokens: tokens, Owned: true})
+			now += .04 + float64(tokens)/10_000
+			if (i+phase)%5 == 2 {
+				now += late
+			}
+			s.MarkPrefillCompleted(at(now), id)
+			s.Free(id)
+			now++
+		}
+		for i := range 8 {
+			prompt(i, 400)
+		}
+		if perToken, fixed := s.PrefillTime(0); perToken != 0 || fixed != 0 {
+			t.Errorf("prompts of one length show %v s a token and %v s", perToken, fixed)
+		}
+		for i, tokens := range []int{60, 3000, 500, 900, 100, 2000, 350, 80, 1200, 60, 400, 2500, 90, 700, 300} {
+			prompt(i, tokens)
+			perToken, fixed := s.PrefillTime(0)
+			if i == 1 && perToken != 0 {
+				t.Errorf("two prompts of another length show %v s a token", perToken)
+			}
+			if rate, _ := s.PrefillRate(0); i >= 7 && (perToken < .98e-4 || perToken > 1.02e-4 || fixed < .035 || fixed > .045 || rate > 9_000) {
+				t.Errorf("late by %v s, prompt %d: %v s a token and %v s besides, rate %v; want 0.0001, 0.04 and a lower rate than 9,000", late, i, perToken, fixed, rate)
+			}
+		}
+		for i := range 40 {
+			prompt(i, 400)
+		}
+		if perToken, _ := s.PrefillTime(0); perToken != 0 {
+			t.Errorf("the prompts of other lengths are long ago, and a token takes %v s", perToken)
+		}
+	}
+}
+
+func BenchmarkFirstTokenOfAPrompt(b *testing.B) {
+	var s slots.Table
+	s.InferFirstTokens()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		now := at(float64(i))
+		s.Add(now, "a", &slots.Booking{PromptTokens: 300 + 700*(i%4), Owned: true})
+		s.MarkPrefillCompleted(now.Add(100*time.Millisecond), "a")
+		s.Free("a")
+	}
+}
