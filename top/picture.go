@@ -251,7 +251,7 @@ func clip(s string, n int) string {
 	if utf8.RuneCountInString(s) <= n {
 		return s
 	}
-	return string([]rune(s)[:max(0, n-1)]) + "~"
+	return string([]rune(s)[:max(0, n-1)]) + "…"
 }
 
 func percent(part, of float64) string {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/url"
 	"slices"
 	"strings"
@@ -141,6 +142,35 @@ func TestRowsHaveTheWordsOfTheItems(t *testing.T) {
 	want := []string{"d ✕ healthy, block_size", "e ✕ unhealthy, silent, avoided", "b ▲ not ready", "c ▲ healthy, avoided", "f/1 ▲ healthy, departs", "f ◌ healthy, draining", "a ● healthy"}
 	if !slices.Equal(got, want) {
 		t.Errorf("the rows are %q, want %q", got, want)
+	}
+}
+
+// A text that is cut ends with a sign of it, in cells and at the end of the screen.
+func TestACutTextHasASign(t *testing.T) {
+	long := strings.Repeat("worker", 20)
+	lines := table([][]string{{"name", "request"}, {long, long}}, 0)
+	if want := long[:maxCell-1] + "…  " + long[:maxID-1] + "…"; lines[1] != want {
+		t.Errorf("%q, want %q", lines[1], want)
+	}
+	if got := clip("twenty-one characters", 20); got != "twenty-one characte…" || clip("twenty", 6) != "twenty" {
+		t.Errorf("%q", got)
+	}
+}
+
+// Workers of one order are sorted by name, with numbers as numbers.
+func TestNamesAreSortedByTheirNumbers(t *testing.T) {
+	want := []string{"", "a", "gpu-02", "gpu-2", "gpu-2/1", "gpu-2b", "gpu-10", "gpu-10/2", "gpu-10/11", "gpu-18446744073709551616", "gpu-a"}
+	got := slices.Clone(want)
+	rand.Shuffle(len(got), func(i, j int) { got[i], got[j] = got[j], got[i] })
+	if slices.SortFunc(got, compareNames); !slices.Equal(got, want) {
+		t.Errorf("sorted %q, want %q", got, want)
+	}
+	var p picture
+	if err := p.apply([]byte(`{"workers":[{"worker_id":1,"name":"worker-10","health":"healthy"},{"worker_id":2,"name":"worker-2","health":"healthy"}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	if rows := p.rows(1); rows[0].label != "worker-2" {
+		t.Errorf("%s comes first", rows[0].label)
 	}
 }
 

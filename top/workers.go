@@ -72,10 +72,34 @@ func (p *picture) rows(by int) []row {
 	}
 	figure := orders()[by].figure
 	slices.SortFunc(all, func(a, b row) int {
-		return cmp.Or(cmp.Compare(figure(&b), figure(&a)), strings.Compare(a.label, b.label))
+		return cmp.Or(cmp.Compare(figure(&b), figure(&a)), compareNames(a.label, b.label))
 	})
 	return all
 }
+
+// compareNames compares names, and numbers within them as numbers: worker-2 comes before worker-10.
+func compareNames(a, b string) int {
+	whole := strings.Compare(a, b)
+	for a != "" && b != "" {
+		x, y := digits(a), digits(b)
+		if len(x) > 0 && len(y) > 0 {
+			n, m := strings.TrimLeft(x, "0"), strings.TrimLeft(y, "0")
+			if c := cmp.Or(cmp.Compare(len(n), len(m)), strings.Compare(n, m)); c != 0 {
+				return c
+			}
+			a, b = a[len(x):], b[len(y):]
+			continue
+		}
+		if a[0] != b[0] {
+			return cmp.Compare(a[0], b[0])
+		}
+		a, b = a[1:], b[1:]
+	}
+	return cmp.Or(cmp.Compare(len(a), len(b)), whole)
+}
+
+// digits returns the digits that a text begins with.
+func digits(s string) string { return s[:len(s)-len(strings.TrimLeft(s, "0123456789"))] }
 
 // setHealth sets the health with the words of the items about the worker, and the tone.
 func (r *row) setHealth(items []*attention.Item) {
