@@ -281,19 +281,23 @@ func TestCompletionInBash(t *testing.T) {
 		t.Fatal(err)
 	}
 	for words, want := range map[string][]string{
-		"ser":                    {"serve"},
-		"config ":                {"check", "envoy", "--config", "--seed"},
-		"serve --router-te":      {"--router-temperature"},
-		"config envoy --exte":    nil,
-		"config envoy --extpr":   {"--extproc"},
-		"completion zzz":         nil,
-		"completion ":            {"bash", "zsh", "fish"},
-		"help serve --router-te": {"--router-temperature"},
-		"serve --router-mode ":   {"kv", "round-robin", "device-aware-weighted"},
-		"serve --group-probe o":  {"on", "off"},
-		"serve --router-mode zz": nil,
-		"top --output j":         {"json"},
-		"serve --seed 1":         nil,
+		"ser":                     {"serve"},
+		"config ":                 {"check", "envoy", "--config", "--seed"},
+		"serve --router-te":       {"--router-temperature"},
+		"config envoy --exte":     nil,
+		"config envoy --extpr":    {"--extproc"},
+		"completion zzz":          nil,
+		"completion ":             {"bash", "zsh", "fish"},
+		"help serve --router-te":  {"--router-temperature"},
+		"serve --router-mode ":    {"kv", "round-robin", "device-aware-weighted"},
+		"serve --group-probe o":   {"on", "off"},
+		"serve --router-mode zz":  nil,
+		"serve --router-mode = r": {"round-robin", "random"}, // as Bash divides --router-mode=r
+		"serve --router-mode =":   {"kv", "round-robin"},
+		"serve --router-mode = z": nil,
+		"top --output = ":         {"json"},
+		"top --output j":          {"json"},
+		"serve --seed 1":          nil,
 	} {
 		given := strings.Split("kvroute "+words, " ")
 		script := fmt.Sprintf(`source <(kvroute completion bash); COMP_WORDS=(%s); COMP_CWORD=%d; _kvroute; printf '%%s\n' "${COMPREPLY[@]}"`, "'"+strings.Join(given, "' '")+"'", len(given)-1)
