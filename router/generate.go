@@ -9,6 +9,7 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"syscall"
 	"time"
 )
 
@@ -73,9 +74,19 @@ type generation struct {
 	*Router
 	ctx      context.Context //nolint:containedctx // of the call
 	id       string
-	asked    int  // workers that have been sent the request
-	answered bool // the worker answers
-	first    bool // the first token has come
+	asked    int      // workers that have been sent the request
+	answered bool     // the worker answers
+	first    bool     // the first token has come
+	refusing []uint64 // workers that refused a connection
+}
+
+// served is [Router.Served], with the reason of the workers that gave no response.
+func (g *generation) served(resp Response) {
+	g.Served(g.id, resp)
+	for _, id := range g.refusing {
+		g.Unanswered(id, "connection refused")
+	}
+	g.refusing = nil
 }
 
 // relay yields the response of the worker of a decision. again says that the worker refused the request and that the
@@ -90,7 +101,7 @@ func (g *generation) relay(d *Decision, response iter.Seq2[Chunk, error], yield 
 		}
 		if !g.answered {
 			g.answered = true
-			g.Served(g.id, Response{Address: d.Address, Asked: g.asked, Status: http.StatusOK})
+			g.served(Response{Address: d.Address, Asked: g.asked, Status: http.StatusOK})
 		}
 		if len(c.Data) > 0 && !g.first {
 			g.first = true
@@ -116,6 +127,9 @@ func (g *generation) failed(d *Decision, err error) (again bool) {
 		resp.Status, resp.RetryAfter, resp.Local = answer.Status, answer.RetryAfter, false
 	}
 	refused := isNet && dial.Op == "dial"
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		g.refusing = append(g.refusing, d.Worker.ID)
+	}
 	switch {
 	case g.ctx.Err() != nil, errors.Is(err, ErrNoWorkers):
 		return false
@@ -127,7 +141,7 @@ func (g *generation) failed(d *Decision, err error) (again bool) {
 		refused = true
 	}
 	if again = refused && d.Second.Address.IsValid(); !again { // else the answer of the next choice reports this one, too
-		g.Served(g.id, resp)
+		g.served(resp)
 	}
 	return again
 }

@@ -13,6 +13,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -416,6 +417,34 @@ func TestPotentialLoadOfACachedPrompt(t *testing.T) {
 	loads, err := r.PotentialLoads(t.Context(), router.Request{Model: "m", Tokens: prompt("abcd")})
 	if err != nil || len(loads) != 1 || loads[0].PotentialPrefillTokens != 0 || loads[0].OverlapBlocks != 4 || loads[0].PotentialDecodeBlocks != 4 {
 		t.Errorf("%+v, %v; want no tokens and 4 blocks of 4", loads, err)
+	}
+}
+
+// A worker that refuses the connection of a request is named with that cause, whether another one serves the request or
+// none does.
+func TestGenerateNamesWhoRefuses(t *testing.T) {
+	for _, serving := range []bool{true, false} {
+		r := newRouter(t, router.Config{AvoidFailing: time.Minute}, 2)
+		var refusing []uint64
+		req := router.Request{ID: "g", Model: "m", Tokens: prompt("AB"), WantSecond: true}
+		for range r.Generate(t.Context(), req, func(_ context.Context, _ router.Request, d router.Decision) iter.Seq2[router.Chunk, error] {
+			return func(yield func(router.Chunk, error) bool) {
+				if serving && len(refusing) > 0 {
+					yield(router.Chunk{Data: []byte("a")}, nil)
+					return
+				}
+				refusing = append(refusing, d.Worker.ID)
+				yield(router.Chunk{}, fmt.Errorf("post: %w", &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}))
+			}
+		}) {
+			_ = serving // the pieces of the response do not matter
+		}
+		if want := map[bool]int{true: 1, false: 2}[serving]; len(refusing) != want {
+			t.Fatalf("%d workers were asked, want %d", len(refusing), want)
+		}
+		if w := byID(t, r)[refusing[0]]; w.AvoidedFor != "it gave no response: connection refused" {
+			t.Errorf("another one serves: %v; the worker is avoided for %q", serving, w.AvoidedFor)
+		}
 	}
 }
 
