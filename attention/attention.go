@@ -65,8 +65,9 @@ type Item struct {
 	// Also has the further items about the same worker, or about the same source of workers in Kubernetes; see [group].
 	Also []Item `json:"also,omitempty"`
 
-	source string // the source of workers in Kubernetes that the item is about
-	detail string // the health, or the check of /readyz, that the item is about
+	source string    // the source of workers in Kubernetes that the item is about
+	first  time.Time // when the first of the stages began that led to the item
+	detail string    // the health, or the check of /readyz, that the item is about
 }
 
 // Worker is the state of a worker with the judgement of its events.
@@ -323,7 +324,8 @@ func sortItems(items []Item) {
 }
 
 // group makes one item of all items about a worker, and one of those about a source of workers in Kubernetes: the first
-// one, with the others in Also. Items with the text of another one are left out.
+// one, with the others in Also. Items with the text of another one are left out. The first one has the time of the stage
+// with which it began.
 func group(items []Item) (groups []Item) {
 	type subject struct {
 		worker router.Worker
@@ -343,6 +345,9 @@ func group(items []Item) (groups []Item) {
 		case !known:
 			places[s] = len(groups)
 			groups = append(groups, *item)
+			if !item.first.IsZero() {
+				groups[len(groups)-1].Since = item.first
+			}
 		case groups[at].Text != item.Text &&
 			!slices.ContainsFunc(groups[at].Also, func(a Item) bool { return a.Text == item.Text }):
 			groups[at].Also = append(groups[at].Also, *item)

@@ -460,6 +460,13 @@ func TestSinceTheFirstCause(t *testing.T) {
 	observe(1, "health")
 	w.Failing, w.AvoidedSince, w.AvoidedFor = true, start.Add(3*time.Second), "it gave no response: connection refused"
 	observe(3, "avoided")
+	if also := log.Items()[0].Also; len(also) != 1 || !also[0].Since.Equal(w.HealthSince) {
+		t.Errorf("the further causes are %+v", also)
+	}
+	w.HealthSince = start.Add(4 * time.Second) // it was healthy for a moment
+	if observe(4, "avoided"); !log.Items()[0].Also[0].Since.Equal(w.HealthSince) {
+		t.Errorf("the further causes are %+v", log.Items()[0].Also)
+	}
 	w.Failing, w.AvoidedSince, w.AvoidedFor = false, time.Time{}, ""
 	w.Health, w.HealthSince, w.Faults = "unhealthy", start.Add(9*time.Second), []router.Fault{{What: "silent", Text: attention.Silence + "timeout", Since: start.Add(10 * time.Second)}}
 	observe(10, "silent")

@@ -134,7 +134,7 @@ func (l *Log) Observe(now time.Time, s *State) {
 		if item.Since.IsZero() {
 			item.Since = o.Since
 		}
-		item.Since = earliest(k, item.Since, l.open, all)
+		item.first = earliest(k, item.Since, l.open, all)
 		o.Item = *item
 		still[k] = o
 	}
@@ -151,14 +151,15 @@ func (l *Log) Observe(now time.Time, s *State) {
 //nolint:gochecknoglobals // a table
 var stages = []string{"avoided", "no_response", "probes", "health", "silent"}
 
-// earliest returns when the first stage of a worker began that has led to an item without an end in between.
+// earliest returns when the first stage of a worker began that has led to an item without an end in between; zero for
+// an item that is no stage.
 func earliest(k key, since time.Time, before map[key]*open, now map[key]*Item) time.Time {
 	if !slices.Contains(stages, k.what) {
-		return since
+		return time.Time{}
 	}
 	for _, k.what = range stages {
-		if o := before[k]; o != nil && !o.Since.IsZero() && o.Since.Before(since) {
-			since = o.Since
+		if o := before[k]; o != nil && !o.first.IsZero() && o.first.Before(since) {
+			since = o.first
 		}
 		if i := now[k]; i != nil && !i.Since.IsZero() && i.Since.Before(since) {
 			since = i.Since
