@@ -6,7 +6,7 @@ import { Charts } from './charts.js'
 import { Explain } from './explain.js'
 import { Feed } from './feed.js'
 import { soon } from './frames.js'
-import { Table, clip, clock, count, find, length, milliseconds, number, percent, plain, put, several, workerName } from './dom.js'
+import { Table, clip, clock, count, exact, find, length, milliseconds, number, percent, plain, put, several, workerName } from './dom.js'
 import { Workers, drawLeft } from './workers.js'
 
 const data = {}
@@ -30,11 +30,11 @@ const happened = new Happened((e) => charts.shows(e.model) && workers.matches(()
 function drawWorkers(list) {
   workers.draw(list)
   const available = list.filter((w) => w.health === 'healthy' && !w.draining && !w.failing).length
-  put(tile('available'), { text: number(available), value: available, tone: available ? '' : 'bad' })
-  put(tile('workers'), { text: `of ${several(list.length, 'worker')}`, value: list.length })
+  put(tile('available'), count(available, { tone: available ? '' : 'bad' }))
+  put(tile('workers'), count(list.length, { text: `of ${several(list.length, 'worker')}` }))
   const [active, pending] = [sum(list, (w) => w.active_requests), sum(list, (w) => w.pend_tokens)]
-  put(tile('active_requests'), { text: number(active), value: active })
-  put(tile('pend_tokens'), { text: `${number(pending)} tokens to compute`, value: pending })
+  put(tile('active_requests'), count(active))
+  put(tile('pend_tokens'), count(pending, { text: `${number(pending)} tokens to compute` }))
   drawFirst()
 }
 
@@ -47,6 +47,7 @@ const models = new Table(find('models'), 'Models', [
 
 function drawModels(list) {
   models.fill(list, 'No model is known yet.')
+  draw('benefit') // it says how many are left out
   drawFirst()
 }
 
@@ -73,10 +74,10 @@ function drawReplica(r) {
 
 function drawTotals(t) {
   const share = t.prompt_tokens ? t.cached_tokens / t.prompt_tokens : undefined
-  put(tile('requests'), { text: number(t.requests), value: t.requests })
-  put(tile('failed'), { text: `${number(t.failed)} failed`, value: t.failed, tone: t.failed ? 'bad' : '' })
+  put(tile('requests'), count(t.requests))
+  put(tile('failed'), count(t.failed, { text: `${number(t.failed)} failed`, tone: t.failed ? 'bad' : '' }))
   put(tile('cached_share'), share === undefined ? {} : { text: percent(share), value: share, share, title: String(share) })
-  put(tile('prompt_tokens'), { text: `${number(t.cached_tokens)} of ${number(t.prompt_tokens)} prompt tokens`, value: t.prompt_tokens })
+  put(tile('prompt_tokens'), { text: `${number(t.cached_tokens)} of ${number(t.prompt_tokens)} prompt tokens`, value: t.prompt_tokens, title: `${exact(t.cached_tokens)} of ${exact(t.prompt_tokens)}` })
   drawFirst()
 }
 
@@ -167,9 +168,15 @@ function drawPrefixes(all) {
   prefixes.fill(flat(roots, 1, ''), 'No two of the last requests begin alike.')
 }
 
+const mostSeries = 40 // models, or groups of a model, that kvroute keeps a history of
+
 function drawBenefit(list) {
   charts.offer(list.map((b) => [b.model, b.group]))
   benefit.fill(list.filter((b) => charts.shows(b.model, b.group)), 'No request has ended yet.')
+  const has = new Set(list.map((b) => b.model))
+  const more = list.length < mostSeries ? 0 : (data.models ?? []).filter((m) => !has.has(m.model)).length
+  find('benefit-more').hidden = more === 0
+  put(find('benefit-more'), { value: more, text: `${several(more, 'more model')} left out here and in the selection below: kvroute keeps the figures of ${mostSeries}, the first ones with requests.` })
 }
 
 const drawers = {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,17 +17,17 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// A cell is a figure of the page: its raw value, nil if it has none, and what a reader sees.
+// A cell is a figure of the page: its raw value, nil if it has none, what a reader sees, and sees on hover.
 type cell struct {
-	Value *string
-	Text  string
+	Value       *string
+	Text, Title string
 }
 
 // figures are the cells of the page by table, key of the row and field. Tiles and charts are tables with one row.
 type figures map[string]map[string]map[string]cell
 
 const readFigures = `(() => {
-	const cell = (e) => ({ value: e.dataset.value ?? null, text: e.textContent })
+	const cell = (e) => ({ value: e.dataset.value ?? null, text: e.textContent, title: e.title })
 	const cells = (root) => Object.fromEntries([...root.querySelectorAll('[data-field]')].map((e) => [e.dataset.field, cell(e)]))
 	const rows = (id) => Object.fromEntries([...document.querySelectorAll('#' + id + ' tbody tr')].map((row) => [row.dataset.key, cells(row)]))
 	const all = Object.fromEntries(['workers', 'left', 'happened', 'benefit', 'decisions', 'prefixes', 'events', 'models', 'replicas', 'groups'].map((id) => [id, rows(id)]))
@@ -249,6 +250,10 @@ func differences(got figures, want wanted) (differences []string, compared int) 
 					differences = append(differences, fmt.Sprintf("%s %s %s is %s, want %v", table, key, field, text(c.Value), value))
 				case strings.HasSuffix(field, "_ms") && table != "holdout" && value != nil && !nearTime(c.Text, *c.Value):
 					differences = append(differences, fmt.Sprintf("%s %s %s is shown as %q, want %s ms", table, key, field, c.Text, *c.Value))
+				case counts[field] && value != nil && !exactly(c):
+					differences = append(differences, fmt.Sprintf("%s %s %s is %s, and neither its text %q nor its title %q says so", table, key, field, *c.Value, c.Text, c.Title))
+				case table == "tiles" && counts[field] && value != nil && !near(inWords(c.Text), *c.Value):
+					differences = append(differences, fmt.Sprintf("the tile %s is shown as %q, want %s", field, c.Text, *c.Value))
 				case counts[field] && table != "tiles" && value != nil && !near(c.Text, *c.Value):
 					differences = append(differences, fmt.Sprintf("%s %s %s is shown as %q, want %s", table, key, field, c.Text, *c.Value))
 				}
@@ -257,6 +262,22 @@ func differences(got figures, want wanted) (differences []string, compared int) 
 	}
 	slices.Sort(differences)
 	return differences, compared
+}
+
+// exactly reports whether the text or the title of a whole number has all of its digits.
+func exactly(c cell) bool {
+	figure, err := strconv.ParseFloat(*c.Value, 64)
+	whole := err == nil && figure == math.Trunc(figure)
+	return !whole || strings.Contains(strings.ReplaceAll(c.Text+" "+c.Title, ",", ""), *c.Value)
+}
+
+// inWords returns the last figure of a text with words.
+func inWords(text string) string {
+	all := regexp.MustCompile(`[\d.,]+( [kMG]\b)?`).FindAllString(text, -1)
+	if len(all) == 0 {
+		return ""
+	}
+	return all[len(all)-1]
 }
 
 // near reports whether a text shows a figure with at most four significant digits: a whole number below 10,000 exactly.
@@ -284,7 +305,7 @@ func nearTime(text, value string) bool {
 
 // counts are the fields that tables and tiles show as numbers.
 var counts = map[string]bool{
-	"active_requests": true, "saved_tokens": true, "pend_tokens": true, "cached_blocks": true, "guessed_blocks": true, "routed": true, "failures": true,
+	"available": true, "failed": true, "prompt_tokens": true, "active_requests": true, "saved_tokens": true, "pend_tokens": true, "cached_blocks": true, "guessed_blocks": true, "routed": true, "failures": true,
 	"overlap_blocks": true, "prompt_blocks": true, "prefill_tokens": true, "blocks": true, "requests": true, "workers": true, "requests_failed": true, "level": true, "members": true,
 }
 
@@ -431,15 +452,20 @@ func TestDifferencesCanFail(t *testing.T) {
 		want wanted
 		says string
 	}{
-		{figures{"workers": {"1": {"routed": {&value, "12"}}}}, wanted{"workers": {"1": {"routed": json.Number("12")}}}, ""},
-		{figures{"workers": {"1": {"routed": {&value, "12"}}}}, wanted{"workers": {"1": {"routed": json.Number("13")}}}, "routed is 12, want 13"},
-		{figures{"workers": {"1": {"routed": {&many, "12.3 k"}}}}, wanted{"workers": {"1": {"routed": 12345}}}, ""},
-		{figures{"workers": {"1": {"routed": {&many, "12.5 k"}}}}, wanted{"workers": {"1": {"routed": 12345}}}, `shown as "12.5 k"`},
-		{figures{"workers": {"1": {"routed": {&many, "12,345"}}}}, wanted{"workers": {"1": {"routed": 12345}}}, `shown as "12,345"`},
-		{figures{"workers": {"1": {"routed": {&value, "13"}}}}, wanted{"workers": {"1": {"routed": 12}}}, `shown as "13"`},
-		{figures{"workers": {"1": {"ttft_ms": {&many, "12.3 s"}}}}, wanted{"workers": {"1": {"ttft_ms": json.Number("12345")}}}, ""},
-		{figures{"workers": {"1": {"ttft_ms": {&many, "12.3 ms"}}}}, wanted{"workers": {"1": {"ttft_ms": json.Number("12345")}}}, `shown as "12.3 ms"`},
-		{figures{"workers": {"1": {"routed": {nil, "–"}}}}, wanted{"workers": {"1": {"routed": 12}}}, "routed is nothing, want 12"},
+		{figures{"workers": {"1": {"routed": {&value, "12", ""}}}}, wanted{"workers": {"1": {"routed": json.Number("12")}}}, ""},
+		{figures{"workers": {"1": {"routed": {&value, "12", ""}}}}, wanted{"workers": {"1": {"routed": json.Number("13")}}}, "routed is 12, want 13"},
+		{figures{"workers": {"1": {"routed": {&many, "12.3 k", "12,345"}}}}, wanted{"workers": {"1": {"routed": 12345}}}, ""},
+		{figures{"workers": {"1": {"routed": {&many, "12.3 k", ""}}}}, wanted{"workers": {"1": {"routed": 12345}}}, "nor its title"},
+		{figures{"tiles": {"": {"prompt_tokens": {&many, "1,200 of 12.3 k prompt tokens", ""}}}}, wanted{"tiles": {"": {"prompt_tokens": 12345}}}, "nor its title"},
+		{figures{"tiles": {"": {"prompt_tokens": {&many, "1,200 of 12.3 k prompt tokens", "1,200 of 12,345"}}}}, wanted{"tiles": {"": {"prompt_tokens": 12345}}}, ""},
+		{figures{"tiles": {"": {"prompt_tokens": {&many, "12.3 k of 12.9 k prompt tokens", "12,345"}}}}, wanted{"tiles": {"": {"prompt_tokens": 12345}}}, "the tile prompt_tokens"},
+		{figures{"tiles": {"": {"failed": {&value, "13 failed", "12"}}}}, wanted{"tiles": {"": {"failed": 12}}}, "the tile failed"},
+		{figures{"workers": {"1": {"routed": {&many, "12.5 k", "12,345"}}}}, wanted{"workers": {"1": {"routed": 12345}}}, `shown as "12.5 k"`},
+		{figures{"workers": {"1": {"routed": {&many, "12,345", ""}}}}, wanted{"workers": {"1": {"routed": 12345}}}, `shown as "12,345"`},
+		{figures{"workers": {"1": {"routed": {&value, "13", "12"}}}}, wanted{"workers": {"1": {"routed": 12}}}, `shown as "13"`},
+		{figures{"workers": {"1": {"ttft_ms": {&many, "12.3 s", ""}}}}, wanted{"workers": {"1": {"ttft_ms": json.Number("12345")}}}, ""},
+		{figures{"workers": {"1": {"ttft_ms": {&many, "12.3 ms", ""}}}}, wanted{"workers": {"1": {"ttft_ms": json.Number("12345")}}}, `shown as "12.3 ms"`},
+		{figures{"workers": {"1": {"routed": {nil, "–", ""}}}}, wanted{"workers": {"1": {"routed": 12}}}, "routed is nothing, want 12"},
 		{figures{"workers": {"1": {}}}, wanted{"workers": {"1": {"routed": 12}}}, "is missing"},
 		{figures{"workers": {"1": {}, "2": {}}}, wanted{"workers": {"1": {}}}, "has 2 rows, want 1"},
 	} {

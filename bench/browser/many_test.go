@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,9 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 )
+
+// mostTask is the longest processor time of a task, in ms. Other processes of the machine do not count.
+const mostTask = 50
 
 // With 512 workers whose loads change all the time the page keeps its rows, writes only cells that have changed, and
 // shows a page of the table. It draws the rows in view; scrolling brings the others.
@@ -61,6 +65,10 @@ func TestManyWorkersAreShownInPlace(t *testing.T) {
 	per := func(metric string) float64 { return (after[metric] - before[metric]) / rounds * 1000 }
 	t.Logf("512 workers: processor time of %d rounds with 60 requests each, in ms a round: %.1f, of this script %.1f, layout %.1f, style %.1f; the longest tasks took %.1f ms", rounds, per("TaskDuration"), per("ScriptDuration"), per("LayoutDuration"), per("RecalcStyleDuration"), longest)
 	t.Logf("512 workers: script time of a frame: %s; of reading an event: %s; %d tasks above 50 ms by the clock", spread(update), spread(read), eval[int](p, `window.long`))
+	if longest[0] > mostTask {
+		t.Errorf("with 512 workers a task of the page takes %.1f ms of processor time, want at most %d", longest[0], mostTask)
+	}
+	s.checkTiles(t, p)
 	t.Logf("512 workers: first paint after %.0f ms", eval[float64](p, `performance.getEntriesByName('first-contentful-paint')[0].startTime`))
 
 	// A decision with more workers than are stored says how many are missing.
@@ -88,6 +96,53 @@ func TestManyWorkersAreShownInPlace(t *testing.T) {
 	p.wait(`document.querySelectorAll('#workers tbody tr').length === 1 && document.querySelector('#workers tbody th').textContent === 'gpu-512' && document.querySelector('#pager').hidden`)
 	p.do(chromedp.KeyEvent("no such worker"), chromedp.KeyEvent(kb.Tab))
 	p.wait(`document.querySelector('#workers').hidden && document.querySelector('#workers + p').textContent.includes('No worker matches')`)
+}
+
+// checkTiles compares the tiles with sums over the API, which need more digits than a tile shows.
+func (s *service) checkTiles(t *testing.T, p *page) {
+	t.Helper()
+	until(t, "the tiles", func() (string, bool) {
+		got := eval[figures](p, readFigures)
+		wrong, _ := differences(got, wanted{"tiles": s.want(t, text(got["moment"][""][""].Value))["tiles"]})
+		pending := got["tiles"][""]["pend_tokens"]
+		if pending.Value == nil || number(object{"n": json.Number(*pending.Value)}, "n") < 10_000 || !strings.Contains(pending.Title, ",") {
+			wrong = append(wrong, fmt.Sprintf("too few tokens to test: %+v", pending))
+		}
+		return strings.Join(wrong, "\n"), len(wrong) == 0
+	})
+}
+
+// More models than kvroute keeps figures of are counted below those that are shown.
+func TestModelsLeftOutAreCounted(t *testing.T) {
+	const most, models = 40, 43
+	var config strings.Builder
+	config.WriteString("workers:\n")
+	for i := range models {
+		fmt.Fprintf(&config, "- {name: gpu-%d, address: \"10.0.0.%d:8000\", models: [m%d], block_size: 16}\n", i, i+1, i)
+	}
+	s := serve(t, config.String())
+	p := open(t, s, 1280, 900, "light")
+	p.live()
+	request := func(i int) {
+		body := map[string]any{"model": fmt.Sprint("m", i), "request_id": fmt.Sprint("r", i), "token_ids": []int{1, 2, 3}}
+		if status, text := s.send(t, http.MethodPost, "/v1/best_worker", body); status != http.StatusOK {
+			t.Fatalf("best_worker: status %d: %s", status, text)
+		}
+		if status, text := s.send(t, http.MethodPost, "/v1/free", map[string]any{"request_id": fmt.Sprint("r", i)}); status != http.StatusOK {
+			t.Fatalf("free: status %d: %s", status, text)
+		}
+	}
+	for i := range most - 1 {
+		request(i)
+	}
+	p.wait(fmt.Sprintf(`document.querySelectorAll('#benefit tbody tr').length === %d && document.querySelector('#benefit-more').hidden`, most-1))
+	for i := most - 1; i < models; i++ {
+		request(i)
+	}
+	p.wait(fmt.Sprintf(`document.querySelectorAll('#benefit tbody tr').length === %d && document.querySelector('#benefit-more').dataset.value === '%d'`, most, models-most))
+	if note := eval[string](p, `document.querySelector('#benefit-more').textContent`); !strings.HasPrefix(note, "3 more models left out") {
+		t.Errorf("the page says %q", note)
+	}
 }
 
 // spent returns the processor time in s that the page has spent so far, by kind of work.

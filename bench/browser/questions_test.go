@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -35,6 +36,13 @@ func TestPageAnswersThreeQuestions(t *testing.T) {
 
 	// Which worker is bad, since when, and what shall I do?
 	victim := s.workerOf(t, engines[1])
+	p.do(chromedp.Evaluate[chromedp.Void](fmt.Sprintf(`(() => {
+		new MutationObserver(() => {
+			const li = [...document.querySelectorAll('#attention li')].find((li) => li.textContent.includes(%q))
+			const whole = li && li.querySelector('.since').dataset.value && li.querySelector('[data-field=advice]').textContent && li.textContent.includes('refused')
+			if (whole) window.named ??= Date.now()
+		}).observe(document.querySelector('#attention'), { subtree: true, childList: true, characterData: true, attributes: true })
+	})()`, victim)))
 	_ = engines[1].cmd.Process.Kill() // an error: it has ended, and the test fails below
 	<-engines[1].exit
 	var failed time.Time
@@ -52,8 +60,12 @@ func TestPageAnswersThreeQuestions(t *testing.T) {
 		}
 		return fmt.Sprintf("request %d: %d %s", next, status, text[:min(len(text), 200)]), false
 	})
-	p.wait(fmt.Sprintf(`[...document.querySelectorAll('#attention li')].some((li) => li.textContent.includes(%q))`, victim))
-	t.Logf("the page names a dead worker %v after its first failed request", time.Since(failed).Round(10*time.Millisecond))
+	p.wait(`window.named`)
+	named := time.UnixMilli(eval[int64](p, `window.named`)).Sub(failed)
+	t.Logf("the page names a dead worker, with cause, time and advice, %v after its first failed request", named.Round(10*time.Millisecond))
+	if named > 3*time.Second {
+		t.Errorf("the page names a dead worker %v after its first failed request, want at most 3s", named)
+	}
 	item := eval[struct{ Text, Since, Advice, Docs string }](p, fmt.Sprintf(`(() => {
 		const li = [...document.querySelectorAll('#attention li')].find((li) => li.textContent.includes(%q))
 		return { text: li.querySelector('[data-field=text]').textContent, since: li.querySelector('.since').dataset.value ?? '', advice: li.querySelector('[data-field=advice]').textContent, docs: li.querySelector('a').href }
@@ -76,6 +88,7 @@ func TestPageAnswersThreeQuestions(t *testing.T) {
 		return items[0], strings.Contains(items[0], "silent") && eval[int](p, of+`[0].querySelectorAll('.also').length`) > 0
 	})
 	s.checkAttention(t, p)
+	s.checkRows(t, p)
 	p.wait(fmt.Sprintf(`document.querySelector('#workers tbody th').textContent === %q`, victim)) // the worst one first
 	p.wait(fmt.Sprintf(`[...document.querySelectorAll('#happened [data-field=text]')].some((e) => e.textContent.includes(%q) && e.textContent.includes('refused'))`, victim))
 
@@ -84,6 +97,67 @@ func TestPageAnswersThreeQuestions(t *testing.T) {
 	p.wait(fmt.Sprintf(`document.activeElement.id === 'filter' && [...document.querySelectorAll('#workers tbody th')].map((e) => e.textContent).join() === %q && [...document.querySelectorAll('#happened [data-field=text]')].map((e) => e.textContent.includes(%[1]q)).join().match(/^(true,?)+$/)`, victim))
 	p.do(chromedp.Evaluate[chromedp.Void](`(() => { const f = document.querySelector('#filter'); f.value = ''; f.dispatchEvent(new Event('input')) })()`))
 	p.looks("dead")
+	p.checkNameStays()
+}
+
+// checkNameStays scrolls the table of workers on a telephone: the name stays in view, and covers what passes below it.
+func (p *page) checkNameStays() {
+	p.t.Helper()
+	p.do(chromedp.EmulateViewport(390, 844))
+	p.wait("innerWidth === 390")
+	got := eval[struct{ Scrolled, Name, Head, Next, Box float64 }](p, `(() => {
+		const table = document.querySelector('#workers')
+		const box = table.closest('.scroll, .tall, .short')
+		box.scrollLeft = 150
+		const left = (e) => e.getBoundingClientRect().left
+		const row = table.tBodies[0].rows[0]
+		return { scrolled: box.scrollLeft, name: left(row.cells[0]), head: left(table.tHead.rows[0].cells[0]), next: left(row.cells[1]), box: left(box) + box.clientLeft }
+	})()`)
+	if got.Scrolled != 150 || math.Abs(got.Name-got.Box) > 1 || math.Abs(got.Head-got.Box) > 1 || got.Next >= got.Name+150 {
+		p.t.Errorf("the table is scrolled by %v: the name is at %v, its title at %v, the box at %v, the next cell at %v", got.Scrolled, got.Name, got.Head, got.Box, got.Next)
+	}
+}
+
+// checkRows compares the words of the rows of workers with the API: health, and what needs attention.
+func (s *service) checkRows(t *testing.T, p *page) {
+	t.Helper()
+	until(t, "the words of the rows", func() (string, bool) {
+		var live object
+		s.read(t, "/v1/live", &live)
+		whats, levels := map[any][]string{}, map[any]string{}
+		for _, item := range list(live, "attention") {
+			if item["kind"] != "worker" {
+				continue
+			}
+			for _, i := range append([]object{item}, list(item, "also")...) {
+				whats[item["worker_id"]] = append(whats[item["worker_id"]], i["what"].(string))
+				if level := i["level"].(string); levels[item["worker_id"]] != "fault" {
+					levels[item["worker_id"]] = level
+				}
+			}
+		}
+		shown := eval[map[string]cell](p, `Object.fromEntries([...document.querySelectorAll('#workers tbody tr')].map((row) => {
+			const e = row.querySelector('[data-field=health]')
+			return [row.dataset.key.split('/')[0], { value: e.dataset.tone ?? '', text: e.textContent, title: e.title }]
+		}))`)
+		for _, w := range list(live, "workers") {
+			words, tone := []string{strings.ReplaceAll(w["health"].(string), "_", " ")}, "good"
+			for _, what := range whats[w["worker_id"]] {
+				if what != "health" && !slices.Contains(words, what) {
+					words = append(words, what)
+				}
+			}
+			if level := levels[w["worker_id"]]; level != "" {
+				tone = map[string]string{"fault": "bad", "note": "warn"}[level]
+			}
+			row := shown[fmt.Sprint(w["worker_id"])]
+			want := map[string]string{"good": "● ", "warn": "▲ ", "bad": "✕ "}[tone] + strings.Join(words, ", ")
+			if row.Text != want || text(row.Value) != tone || (tone == "good") != (row.Title == "") {
+				return fmt.Sprintf("%v is shown as %q (%s, on hover %q), want %q (%s)", w["name"], row.Text, text(row.Value), row.Title, want, tone), false
+			}
+		}
+		return "", len(shown) == len(list(live, "workers"))
+	})
 }
 
 // workerOf returns the name of a simulated worker.
