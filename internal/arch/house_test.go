@@ -76,7 +76,7 @@ var tokenLimits = map[string]int{
 	"tokenizer":          43955,
 	"tokenizer/chat":     25665,
 	"tokenizer/jinja":    55700,
-	"top":                5508,
+	"top":                5755,
 }
 
 const (
