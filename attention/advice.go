@@ -80,15 +80,17 @@ var advices = map[string]string{
 //nolint:gochecknoglobals // it is compiled once
 var imperative = regexp.MustCompile(`[;:] ((?:check|compare|correct|give|let|look|put|remove|set|start) .*)$`)
 
-// cutAdvice returns a text without its end that says what to do, and that end, or other advice without one.
+// cutAdvice returns a text without its end that says what to do, and that end. Without one, and for a worker that gives no
+// response, the advice is that of what the item is about.
 func cutAdvice(what, text string) (rest, advice string) {
-	if at := imperative.FindStringSubmatchIndex(text); at != nil && what != "silent" && what != "no_response" {
-		return text[:at[0]], text[at[2]:]
+	rest, advice = text, advices[what]
+	if at := imperative.FindStringSubmatchIndex(text); at != nil {
+		rest, advice = text[:at[0]], text[at[2]:]
 	}
-	if advice = advices[what]; advice == "" {
+	if advice == "" || what == "no_response" {
 		advice = mendWorker
 	}
-	return text, advice
+	return rest, advice
 }
 
 // adviceOfHealth says what to do about a worker that is neither healthy nor dead.

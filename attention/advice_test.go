@@ -145,6 +145,10 @@ func TestAdviceIsCutFromTheText(t *testing.T) {
 		"it answers errors: 503, starting at noon":                                      "look at the process and the log of the worker; start it again, or remove it",
 	} {
 		w := healthy(1)
+		w.Faults = []router.Fault{{What: "no_response", Text: "it gave no response: kvroute avoids it; start it, or remove it"}}
+		if i := attention.JudgeWorker(&w, true)[0]; i.Cause != "it gave no response: kvroute avoids it" || !strings.Contains(i.Advice, "start it again") {
+			t.Errorf("%+v", i)
+		}
 		w.Faults = []router.Fault{{What: "block_size", Text: text}}
 		items := attention.JudgeWorker(&w, true)
 		if len(items) != 1 || items[0].Advice != want || strings.Contains(items[0].Text+items[0].Cause, want) || !strings.HasPrefix(items[0].Text, "worker w1 has the fault block_size: "+items[0].Cause) {
