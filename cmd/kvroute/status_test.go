@@ -79,7 +79,7 @@ func TestTheDoctorFindsAnUnusedKvroute(t *testing.T) {
 	pass(7, 2)
 	status, out := examine(t, "--url", url)
 	for _, want := range []string{
-		"Envoy sent no request to kvroute for 60 s while the pool served 12: check that --extproc in Envoy's configuration names kvroute, which listens at 127.0.0.1:9002",
+		"Envoy sent no request to kvroute for 60 s while the pool served 12; check that --extproc in Envoy's configuration names kvroute, which listens at 127.0.0.1:9002",
 		"Envoy continued without kvroute 12 times in the last 60 s (failure_mode_allowed; 0 message timeouts, 12 failed streams)",
 	} {
 		if status != 1 || !strings.Contains(out, want) {
