@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Makes the pictures of the dashboard in docs/images: without requests, under the demo's load after MINUTES (5), in light and
-# dark colours and on a telephone, a decision, and with a worker that was killed. BROWSER is the path of Chromium, and
-# KVROUTE_BINARY that of kvroute.
+# dark colours and on a telephone, a decision for a cached prompt, and with a worker that was killed. BROWSER is the path
+# of Chromium, and KVROUTE_BINARY that of kvroute.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -41,8 +41,9 @@ url=$(address dashboard)
 sleep "$seconds"
 picture dashboard "$url" --height 1060
 picture dashboard-dark "$url" --height 1060 --scheme dark
-picture dashboard-telephone "$url" --width 390 --height 844
-picture decision "$url" --width 1440 --height 900 --click '#decisions tbody tr:nth-child(3) button'
+picture dashboard-telephone "$url" --width 390 --height 1900
+cached="#decisions tbody tr:has([data-field=reason][data-value=kv]):has([data-field=overlap_blocks][data-value]:not([data-value='0'])) button"
+picture decision "$url" --width 1440 --height 900 --wait "$cached" --click "$cached"
 
 kill -KILL "$(pgrep -P "$demo" -f 'engine .*worker-2' | head -1)"
 picture dashboard-dead "$url" --height 1060 --wait '#attention li'

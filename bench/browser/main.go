@@ -72,7 +72,10 @@ func picture(url, out, scheme, wait, click string, width, height int64) error {
 		return fmt.Errorf("%s: %w", url, err)
 	}
 	if click != "" {
-		if err := chromedp.Do(ctx, chromedp.Click(chromedp.CSS(click)), chromedp.Sleep(time.Second)); err != nil {
+		// The script finds and clicks in one step: rows move while requests come.
+		script := fmt.Sprintf("document.querySelector(%q).click()", click)
+		opens := []chromedp.Action[chromedp.Void]{chromedp.WaitVisible(chromedp.CSS(click)), chromedp.Evaluate[chromedp.Void](script), chromedp.Sleep(time.Second)}
+		if err := chromedp.Do(ctx, opens...); err != nil {
 			return fmt.Errorf("%s: %w", url, err)
 		}
 	}
