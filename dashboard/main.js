@@ -29,7 +29,7 @@ const happened = new Happened((e) => charts.shows(e.model) && workers.matches(()
 
 function drawWorkers(list) {
   workers.draw(list)
-  const available = list.filter((w) => w.health === 'healthy' && !w.draining && !w.failing).length
+  const available = list.filter((w) => w.health === 'healthy' && !w.draining && !w.failing && !w.avoided_since).length
   put(tile('available'), count(available, { tone: available ? '' : 'bad' }))
   put(tile('workers'), count(list.length, { text: `of ${several(list.length, 'worker')}` }))
   const [active, pending] = [sum(list, (w) => w.active_requests), sum(list, (w) => w.pend_tokens)]

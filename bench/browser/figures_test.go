@@ -165,7 +165,7 @@ func wantWorkers(w wanted, workers []object) (sums [4]float64) {
 		}
 		w["workers"][fmt.Sprintf("%s/%s/%s", o["worker_id"], o["dp_rank"], o["model"])] = row
 		sums[0]++
-		if o["health"] == "healthy" && o["draining"] != true && o["failing"] != true {
+		if o["health"] == "healthy" && o["draining"] != true && o["failing"] != true && o["avoided_since"] == nil {
 			sums[1]++
 		}
 		sums[2] += number(o, "active_requests")

@@ -77,6 +77,7 @@ func TestPageAnswersThreeQuestions(t *testing.T) {
 	if item.Advice == "" || !strings.Contains(item.Docs, "/docs/") {
 		t.Errorf("the item is %+v, without an advice or a link", item)
 	}
+	p.wait(`document.querySelector('[data-field=available]').dataset.value === '2'`)
 	s.checkAttention(t, p)
 	// The worker falls silent. Until then and afterwards it has one item, with all causes.
 	of := fmt.Sprintf(`[...document.querySelectorAll('#attention li')].filter((li) => li.textContent.includes(%q))`, victim)
