@@ -21,7 +21,6 @@ import (
 	"github.com/kvroute/kvroute/envoy"
 	"github.com/kvroute/kvroute/fleet"
 	"github.com/kvroute/kvroute/fleet/pods"
-	"github.com/kvroute/kvroute/indexer"
 	"github.com/kvroute/kvroute/router"
 	"github.com/kvroute/kvroute/tokenizer"
 )
@@ -174,7 +173,7 @@ func JudgeWorker(w *Worker, lasting bool) (found []Item) {
 	case !lasting || w.EventsLevel != router.EventsFault || has("event_socket_refused"):
 	case w.Unheard():
 		add(Fault, "events", none, text, HowToPublish(&w.WorkerState), "events of %s: %s", name, text)
-	case w.KVEvents == indexer.StateNone:
+	case w.KVEvents == "none":
 		add(Fault, "events", none, text, advices["event_socket_refused"], "events of %s: %s", name, text)
 	default:
 		add(Fault, "events", none, text, advice, "events of %s are %s: %s", name, w.KVEvents, text)

@@ -290,7 +290,12 @@ func (c *core) makeDecision(
 		d.PrefillTokens = d.toCompute(load.OverlapBlocks)
 		d.CoarseTTFT = scorer.CoarseTTFT(d.PrefillTokens, load.ActiveRequests, c.throughput(e))
 		d.EstimatedTTFT = ch.settings.ModelTTFT(&ch.request, load)
-		c.measuredPrefill(ord, load, d)
+		d.PrefillRate, _ = c.slots.PrefillRate(ord)
+		perToken, fixed := c.slots.PrefillTime(ord)
+		if perToken > 0 {
+			d.MarginalRate = 1 / perToken
+		}
+		d.ExpectedTTFT = measuredTTFT(load.PendTokens+d.PrefillTokens, load.WaitingRequests, d.PrefillRate, perToken, fixed)
 	} else { // the prompt arrives computed
 		d.CoarseTTFT, d.EstimatedTTFT, d.ExpectedTTFT = leg.CoarseTTFT, leg.EstimatedTTFT, leg.ExpectedTTFT
 	}
@@ -319,21 +324,16 @@ func (c *core) makeDecision(
 // of the time is that of a step and of the network.
 const leastRated = 256
 
-// measuredPrefill sets what the measured first tokens of the worker say.
-func (c *core) measuredPrefill(ord int, load *scorer.Input, d *Decision) {
-	d.PrefillRate, _ = c.slots.PrefillRate(ord)
-	tokens := load.PendTokens + d.PrefillTokens
-	perToken, fixed := c.slots.PrefillTime(ord)
-	if perToken > 0 {
-		d.MarginalRate = 1 / perToken
-	}
+// measuredTTFT returns the time to the first token, in ms, of a prompt that makes a worker compute these tokens, behind
+// the prompts of the waiting requests: by the line through its first tokens, else by its rate. It is 0 if neither is known.
+func measuredTTFT(tokens, waiting int, rate, perToken, fixed float64) float64 {
 	switch {
-	case d.PrefillRate == 0 || tokens < leastRated:
+	case rate == 0 || tokens < leastRated:
+		return 0
 	case perToken > 0:
-		d.ExpectedTTFT = 1000 * (float64(tokens)*perToken + float64(1+load.WaitingRequests)*fixed)
-	default:
-		d.ExpectedTTFT = 1000 * float64(tokens) / d.PrefillRate
+		return 1000 * (float64(tokens)*perToken + float64(1+waiting)*fixed)
 	}
+	return 1000 * float64(tokens) / rate
 }
 
 // toCompute is the number of prompt tokens that a worker with these cached blocks has to compute. An engine

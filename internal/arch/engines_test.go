@@ -30,7 +30,7 @@ var otherWords = map[string]string{
 
 // engineNames are the files that may use the names of package engine, with the reason.
 var engineNames = map[string]string{
-	"attention/attention.go":    "advice for an unknown engine is that for vLLM",
+	"attention/advice.go":       "advice for an unknown engine is that for vLLM",
 	"engines/discover.go":       "the form of an answer tells the engine",
 	"engines/sockets.go":        "the transport http_poll tells the engine",
 	"fleet/dynamo.go":           "the records are Dynamo's",
