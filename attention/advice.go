@@ -36,7 +36,8 @@ var docs = map[string]string{
 	"workers":        "troubleshooting.md#workers",
 }
 
-// DocsOf returns the address of the documentation of a version of kvroute: of the tag of a release, else of the main branch.
+// DocsOf returns the address of the documentation of a version of kvroute: of the tag of a release, else of the main
+// branch.
 func DocsOf(version string) string {
 	ref := "main"
 	if digits, found := strings.CutPrefix(version, "v"); found && strings.Trim(digits, "0123456789.") == "" {
@@ -80,8 +81,8 @@ var advices = map[string]string{
 //nolint:gochecknoglobals // it is compiled once
 var imperative = regexp.MustCompile(`[;:] ((?:check|compare|correct|give|let|look|put|remove|set|start) .*)$`)
 
-// cutAdvice returns a text without its end that says what to do, and that end. Without one, and for a worker that gives no
-// response, the advice is that of what the item is about.
+// cutAdvice returns a text without its end that says what to do, and that end. Without one, and for a worker that gives
+// no response, the advice is that of what the item is about.
 func cutAdvice(what, text string) (rest, advice string) {
 	rest, advice = text, advices[what]
 	if at := imperative.FindStringSubmatchIndex(text); at != nil {

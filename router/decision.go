@@ -325,7 +325,8 @@ func (c *core) makeDecision(
 const leastRated = 256
 
 // measuredTTFT returns the time to the first token, in ms, of a prompt that makes a worker compute these tokens, behind
-// the prompts of the waiting requests: by the line through its first tokens, else by its rate. It is 0 if neither is known.
+// the prompts of the waiting requests: by the line through its first tokens, else by its rate. It is 0 if neither is
+// known.
 func measuredTTFT(tokens, waiting int, rate, perToken, fixed float64) float64 {
 	switch {
 	case rate == 0 || tokens < leastRated:

@@ -37,8 +37,8 @@ func (p *pace) sample(rate float64) {
 }
 
 // fit is the line through the worker's last samples of times by tokens, as Theil and Sen estimate it: its slope is the
-// median of the slopes between two samples. A quarter of the samples may be wrong, as after a pause of the engine. Unlike
-// those of the rate, samples may have few tokens: they show the time that a prompt needs besides its tokens.
+// median of the slopes between two samples. A quarter of the samples may be wrong, as after a pause of the engine.
+// Unlike those of the rate, samples may have few tokens: they show the time that a prompt needs besides its tokens.
 type fit struct {
 	samples         [15]struct{ tokens, seconds float64 }
 	taken           int
