@@ -174,8 +174,8 @@ type config struct {
 	// fits only workers that send their headers with it
 	FirstToken string `yaml:"first-token" default:"observer" want:"observer or response-headers"`
 
-	// <tokens> that a worker has to compute for a streamed request, up to which kvroute infers most first tokens
-	// instead of having Envoy report them, which costs CPU; 0 infers none that Envoy can report
+	// most <tokens> to compute for a streamed request at which kvroute infers the first token, if it needs no
+	// report by Envoy, which costs CPU; 0 infers none that Envoy can report
 	InferTokens int `yaml:"infer-tokens" default:"512" want:"0 or more"`
 
 	// <number> of first tokens a minute of each worker that Envoy reports in any case; they measure how fast

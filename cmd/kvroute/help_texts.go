@@ -86,7 +86,7 @@ func (*config) Help(setting string) string {
 	case "first-token":
 		return "observer or response-headers: what counts as the first token of a response; response-headers fits only workers that send their headers with it"
 	case "infer-tokens":
-		return "<tokens> that a worker has to compute for a streamed request, up to which kvroute infers most first tokens instead of having Envoy report them, which costs CPU; 0 infers none that Envoy can report"
+		return "most <tokens> to compute for a streamed request at which kvroute infers the first token, if it needs no report by Envoy, which costs CPU; 0 infers none that Envoy can report"
 	case "observe-per-minute":
 		return "<number> of first tokens a minute of each worker that Envoy reports in any case; they measure how fast the worker computes prompts"
 	case "observe-share":
