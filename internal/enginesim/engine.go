@@ -248,6 +248,7 @@ func (e *Engine) Run(ctx context.Context) error {
 			case <-ctx.Done():
 				return nil
 			case <-e.wake:
+				due = time.Time{} // the time without work computes nothing
 				continue
 			}
 		}

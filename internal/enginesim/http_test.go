@@ -185,6 +185,31 @@ func TestEventsFollowTheirStep(t *testing.T) {
 	})
 }
 
+// The time between two requests computes nothing of the second one.
+func TestAPauseComputesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, err := enginesim.New(enginesim.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		background(t, e.Run)
+		send := func(first int) time.Duration {
+			ids, err := json.Marshal(tokens(first, 2_000))
+			if err != nil {
+				t.Fatal(err)
+			}
+			begin := time.Now()
+			e.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "POST", "/v1/completions", strings.NewReader(`{"model":"sim","max_tokens":1,"prompt":`+string(ids)+`}`)))
+			return time.Since(begin)
+		}
+		want := send(1)
+		time.Sleep(80 * time.Millisecond)
+		if took := send(10_000); took != want || want == 0 {
+			t.Errorf("the first request took %v, an equal one after a pause of 80 ms %v", want, took)
+		}
+	})
+}
+
 // The headers of a streamed response come before the prompt is computed, the first
 // event after it.
 func TestHeadersComeBeforeTheFirstToken(t *testing.T) {
