@@ -236,8 +236,14 @@ func TestStoryOfMissedProbes(t *testing.T) {
 	at(30, "healthy", "")
 	at(40, "healthy", "timeout")
 	at(43, "healthy", "")
+	at(50, "unhealthy", "timeout", router.Fault{What: "silent", Text: attention.Silence + "timeout"})
+	at(60, "healthy", "timeout") // an answer to a request; the next probe comes later
+	at(61, "healthy", "")
 	got := strings.Join(texts(log.Events()), "\n")
-	if want := `03:04:48 good w1 answers probes of its health again
+	if want := `03:05:06 good w1 answers probes of its health again
+03:05:05 good w1 gives signs of life again
+03:04:55 fault w1 gives no sign of life: timeout
+03:04:48 good w1 answers probes of its health again
 03:04:45 note w1 fails the probes of its health: timeout
 03:04:35 good w1 gives signs of life again
 03:04:20 fault w1 gives no sign of life: connection refused

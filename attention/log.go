@@ -180,9 +180,15 @@ func worsened(k key, among map[key]*open) bool {
 }
 
 // repeats reports whether an item has the same event as an earlier one about its worker, or one of the same moment: a
-// worker that gives no response has failed a request, and one that is degraded has failed probes.
+// worker that gives no response has failed a request, and one that is degraded has failed probes. One that has just
+// given a sign of life failed its last probes before that.
 func repeats(k key, before map[key]*open, now map[key]*Item) bool {
 	switch k.what {
+	case "probes":
+		return slices.ContainsFunc(stages[slices.Index(stages, k.what)+1:], func(worse string) bool {
+			k.what = worse
+			return before[k] != nil
+		})
 	case "no_response":
 		k.what = "avoided"
 	case "health":
