@@ -18,6 +18,7 @@ import (
 	"github.com/kvroute/kvroute/api"
 	"github.com/kvroute/kvroute/attention"
 	"github.com/kvroute/kvroute/outcomes"
+	"github.com/kvroute/kvroute/router"
 )
 
 const (
@@ -187,20 +188,33 @@ func (p *picture) decisionTable(width int) []string {
 	rows := [][]string{{"time", "worker", " prompt", "cached", "TTFT ms", "reason", "model", "request"}}
 	for i := range p.Decisions {
 		d := &p.Decisions[i]
-		to, ttft := d.Worker.Label(d.WorkerName), "-"
+		to := d.Worker.Label(d.WorkerName)
 		if d.Prefill != nil {
 			to = d.Prefill.Worker.Label(d.Prefill.WorkerName) + " > " + to
-		}
-		if !d.FirstToken.IsZero() {
-			ttft = strconv.FormatInt(d.FirstToken.Sub(d.Time).Milliseconds(), 10)
 		}
 		rows = append(rows, []string{
 			d.Time.Local().Format(time.TimeOnly), to, fmt.Sprintf("%7d", d.PromptTokens),
 			fmt.Sprintf("%6s", percent(float64(d.CachedTokens), float64(d.PromptTokens))),
-			fmt.Sprintf("%7s", ttft), string(d.Reason), d.Model, d.ID,
+			fmt.Sprintf("%7s", firstToken(&d.Decision)), string(d.Reason), d.Model, d.ID,
 		})
 	}
 	return table(rows, width)
+}
+
+// firstToken returns the time to the first token of a decision in ms. Nobody saw one with a mark: "~" marks one that was
+// inferred, "<" the time of the whole response.
+func firstToken(d *router.Decision) string {
+	if d.FirstToken.IsZero() {
+		return "-"
+	}
+	mark := ""
+	switch d.FirstTokenBy { //nolint:exhaustive // the others were seen
+	case router.SignOrder, router.SignRate:
+		mark = "~"
+	case router.SignEnd:
+		mark = "<"
+	}
+	return mark + strconv.FormatInt(d.FirstToken.Sub(d.Time).Milliseconds(), 10)
 }
 
 // text returns the whole picture as text.

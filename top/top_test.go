@@ -145,6 +145,22 @@ func TestRowsHaveTheWordsOfTheItems(t *testing.T) {
 	}
 }
 
+// The time of a first token that nobody saw is marked.
+func TestFirstTokensThatNobodySawAreMarked(t *testing.T) {
+	var p picture
+	const at = `{"time":"2026-11-23T17:00:00Z","first_token":"2026-11-23T17:00:00.003Z","first_token_by":"`
+	if err := p.apply([]byte(`{"decisions":[` + at + `observer"},` + at + `rate"},` + at + `order"},` + at + `end"},{"first_token_by":"end"}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, line := range p.decisionTable(0)[1:] {
+		got = append(got, strings.Fields(line)[4])
+	}
+	if want := []string{"3", "~3", "~3", "<3", "-"}; !slices.Equal(got, want) {
+		t.Errorf("the times are %q, want %q", got, want)
+	}
+}
+
 // A text that is cut ends with a sign of it, in cells and at the end of the screen.
 func TestACutTextHasASign(t *testing.T) {
 	long := strings.Repeat("worker", 20)
