@@ -34,7 +34,7 @@ func explain(ctx context.Context, args []string, std stdio) error {
 	if err := errors.Join(err, from.readToken()); err != nil {
 		return err
 	}
-	if len(rest) != 1 {
+	if len(rest) != 1 || rest[0] == "" { // an empty one would ask for a list
 		return usageError("want the id of a request: " + idOfExplain)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

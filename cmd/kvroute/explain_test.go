@@ -107,6 +107,9 @@ func TestExplain(t *testing.T) {
 	}
 	empty := httptest.NewServer(api.New(api.Config{Router: routerOf(t, situation{}), Metrics: http.NotFoundHandler()}))
 	defer empty.Close()
+	if status, out, stderr := runs(t, "explain", "--url", empty.URL, ""); status != 2 || out != "" || !strings.Contains(stderr, "want the id of a request") {
+		t.Errorf("an empty id: status %d, %q, %q", status, out, stderr)
+	}
 	if status, _, stderr := runs(t, "explain", "--url", empty.URL, "last"); status != 1 || !strings.Contains(stderr, "nothing was decided") {
 		t.Errorf("%d %s", status, stderr)
 	}
