@@ -112,8 +112,10 @@ func (r *Router) Served(id string, resp Response) (moved bool, avoided []Avoided
 	if !s.moved {
 		return false, s.avoided
 	}
-	r.metrics.failovers.AddTo(fl.pool.labels.pool, 1)
-	r.note(&fl, later{served: resp.Address})
+	if !resp.Local && !resp.Late { // else no worker has served it
+		r.metrics.failovers.AddTo(fl.pool.labels.pool, 1)
+		r.note(&fl, later{served: resp.Address})
+	}
 	r.guessMoved(now, id, fl, s)
 	r.confirms.Drop(fl.number)
 	r.tellPeers(Change{Kind: SlotMoved, ID: id, Worker: s.worker, CachedTokens: s.cached})

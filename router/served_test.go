@@ -223,6 +223,19 @@ func TestTheSlotFollowsTheWorkerThatServes(t *testing.T) {
 	}
 }
 
+// A request that no worker answered was served by none, whichever was tried last.
+func TestNobodyServesAnErrorOfTheProxy(t *testing.T) {
+	for name, resp := range map[string]router.Response{"refused": {Status: 503, Local: true}, "late": {Status: 504, Late: true}} {
+		r := newRouter(t, router.Config{AvoidFailing: 2 * time.Second}, 2)
+		d := decided(t, r, "a", "abcd")
+		resp.Address, resp.Asked = d.Second.Address, 2
+		r.Served("a", resp)
+		if kept, _ := r.Decision("a"); kept.Served.IsValid() {
+			t.Errorf("%s: served by %v", name, kept.Served)
+		}
+	}
+}
+
 // A worker that received no attempt has not failed, even if another worker served the
 // request.
 func TestWhoWasNotAskedIsNotBlamed(t *testing.T) {
