@@ -252,6 +252,30 @@ func TestStoryOfMissedProbes(t *testing.T) {
 	}
 }
 
+// The events of a worker are not complete again because a worse item takes the place of the one about them.
+func TestEventsEndWithoutRecovery(t *testing.T) {
+	for _, worse := range []string{"event_socket_refused", "silent", "health"} {
+		log := attention.NewLog("")
+		s := attention.State{Workers: []attention.Worker{healthy(1)}}
+		w := &s.Workers[0]
+		at := func(seconds int, level router.EventsLevel, faults ...router.Fault) {
+			w.EventsLevel, w.EventsText, w.Faults, w.Health = level, "kvroute is not connected", faults, "healthy"
+			if worse == "health" && faults != nil {
+				w.Faults, w.Health = nil, "degraded"
+			}
+			log.Observe(start.Add(time.Duration(seconds)*time.Second), &s)
+		}
+		at(0, router.EventsOK)
+		at(1, router.EventsFault)
+		at(4, router.EventsOff, router.Fault{What: worse, Text: "connection refused", Since: start.Add(4 * time.Second)})
+		at(9, router.EventsOK)
+		got := texts(log.Events())
+		if len(got) != 3 || !strings.HasPrefix(got[0], "03:04:14 good w1 ") || strings.Contains(strings.Join(got, "\n"), "complete cache events again") {
+			t.Errorf("%s: %q", worse, got)
+		}
+	}
+}
+
 // Texts of events are sentences: no names of faults, no times, no advice, and one event for all ranks and models of a worker.
 func TestEventsAreSentences(t *testing.T) {
 	docs, err := os.ReadFile("../docs/workers.md")

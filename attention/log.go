@@ -139,7 +139,7 @@ func (l *Log) Observe(now time.Time, s *State) {
 		still[k] = o
 	}
 	for k, o := range l.open {
-		if still[k] == nil && !worsened(k, still) && !worsened(k, l.open) {
+		if still[k] == nil && !worsened(k, still) && !worsened(k, l.open) && !hidden(k, l.open, still) {
 			l.ends(now, &o.Item)
 		}
 	}
@@ -177,6 +177,15 @@ func worsened(k key, among map[key]*open) bool {
 	}
 	at := slices.Index(stages, k.what)
 	return at >= 0 && slices.ContainsFunc(stages[at+1:], worse)
+}
+
+// hidden reports whether an item about events ends because a new one takes its place: a worker that is not healthy, or
+// whose event sockets refuse connections, has no complete events again.
+func hidden(k key, before, now map[key]*open) bool {
+	return k.what == "events" && slices.ContainsFunc([]string{"event_socket_refused", "health", "silent"}, func(what string) bool {
+		k.what = what
+		return before[k] == nil && now[k] != nil
+	})
 }
 
 // repeats reports whether an item has the same event as an earlier one about its worker, or one of the same moment: a
