@@ -149,7 +149,8 @@ func (w *Watch) Read(ctx context.Context) {
 	w.mu.Lock()
 	before, found := w.faults, map[string]string{}
 	if w.faults = found; err != nil {
-		found["unanswered"] = fmt.Sprintf("Envoy's admin endpoint does not answer at %s: %v", w.conf.URL, err)
+		found["unanswered"] = fmt.Sprintf("Envoy's admin endpoint does not answer at %s: %v; "+
+			"start Envoy, or compare --envoy-admin of kvroute serve with --admin of kvroute config envoy", w.conf.URL, err)
 	} else {
 		now["requests"], now["routed"] = ours, named
 		w.addLocked(at, now)

@@ -301,7 +301,7 @@ func TestAnAdminEndpointThatFails(t *testing.T) {
 		x.pass(t, 1, nothing)
 		faults := x.State().Faults
 		if len(faults) != 1 || faults[0].What != "unanswered" || !strings.Contains(faults[0].Text, c.want) ||
-			!strings.HasPrefix(faults[0].Text, "Envoy's admin endpoint does not answer at http://127.0.0.1:") {
+			!strings.HasPrefix(faults[0].Text, "Envoy's admin endpoint does not answer at http://127.0.0.1:") || !strings.Contains(faults[0].Text, "; start Envoy, or compare ") {
 			t.Errorf("%s: faults %+v, want %q", name, faults, c.want)
 		}
 	}
