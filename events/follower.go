@@ -185,8 +185,8 @@ func (f *Follower) RequestAll(now time.Time) {
 	}
 }
 
-// Reread is RequestAll, although no batch is known to be missing: the known blocks are wrong. The rank becomes
-// suspect if the engine does not send all batches. It reports whether a request is due or under way.
+// Reread is RequestAll, although no batch is known to be missing: the known blocks seem wrong. The rank becomes
+// suspect if the engine does not answer. It reports whether a request is due or under way.
 func (f *Follower) Reread(now time.Time) (requested bool) {
 	if f.conf.Replays && !f.unavailable && f.r.repair == nil {
 		f.rebuild, f.again = true, 0
@@ -229,9 +229,7 @@ func (f *Follower) plan(now time.Time) {
 	}
 }
 
-func (f *Follower) asks(id uint64) bool {
-	return f.t.repairs.asked[id] != nil
-}
+func (f *Follower) asks(id uint64) bool { return f.t.repairs.asked[id] != nil }
 
 // Restart forgets the batches of the previous process.
 func (f *Follower) Restart() {
@@ -347,10 +345,12 @@ func (f *Follower) part(now time.Time, sequence uint64, body []byte) {
 		// Another process behind a proxy, or the engine no longer has the last known batch.
 		f.unavailable = true
 		f.t.miss(now, f.r, indexer.StateSuspect)
-	case first && f.rebuild && sequence > 0:
-		// The engine no longer has the first missing batches; keep the known blocks.
-		f.unavailable = true
-		f.giveUp(now)
+	case first && f.rebuild && sequence > 0: // the engine no longer has the first batches; keep the known blocks
+		if f.unavailable = true; f.r.state == indexer.StateOK {
+			f.applyHeld(now, false) // no batch is known to be missing
+		} else {
+			f.giveUp(now)
+		}
 		return
 	case first && f.rebuild:
 		f.r.repair.reread = false

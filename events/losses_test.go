@@ -58,6 +58,36 @@ func TestWithoutTheFirstBatchARankIsNotReadAgain(t *testing.T) {
 	}
 }
 
+// If the audit has a rank read again of which no batch is missing, and the engine no longer has batch 0, nothing is lost:
+// the rank stays ok, with the batches that came meanwhile, and is not read again.
+func TestARankThatLacksNothingStaysOKWithoutTheFirstBatch(t *testing.T) {
+	for _, gap := range []bool{false, true} {
+		f, e := newFollower(t, true), &process{id: 1, published: 3, keeps: 3}
+		f.connected(false)
+		f.answer(e, 9)
+		if f.String() != "1/0 1/1 1/2 " || !f.Reread(f.now) {
+			t.Fatalf("at first the rank has %s", f)
+		}
+		f.begin()
+		if gap {
+			e.publish() // is lost
+		}
+		f.hear(e.publish())
+		f.Part(f.now, f.id, e.published-2, e.body(e.published-2))
+		want := "1/0 1/1 1/2 1/3 "
+		if gap {
+			f.answer(e, 9)
+			want += "1/4 "
+		}
+		if f.String() != want || f.Waits() || f.clears != 0 || f.counts["lost"] != 0 {
+			t.Errorf("gap %v: %s, %d clears, %v", gap, f, f.clears, f.counts)
+		}
+		if f.Reread(f.now) {
+			t.Error("Reread says that batches are requested")
+		}
+	}
+}
+
 // An engine that has no batch at all is another process than the one whose blocks are known.
 func TestAnEmptyAnswerToARequestOfAllClearsTheRank(t *testing.T) {
 	f, _ := faulty(t)
