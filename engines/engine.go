@@ -78,7 +78,7 @@ func (e *Engine) Copies() (most int) {
 // engine may have other groups and block sizes.
 func (e *Engine) Clear(rank uint32) events.RouterEvent {
 	if r := e.ranks[rank]; r != nil {
-		r.Layers = indexer.Layers{}
+		r.Layers, r.Groups = indexer.Layers{}, [maxGroup]groupKind{}
 	}
 	return e.clear(rank)
 }
@@ -172,7 +172,9 @@ func (r *engineRank) prefixes(ev *EngineEvent, out *output) bool {
 	case "full_attention", "mla_attention", "sink_full_attention":
 		kind = groupPrefix
 	case "":
-		if ev.Group == 0 {
+		if known := r.Groups[ev.Group]; ev.Tier != indexer.Device && known != groupUnknown {
+			kind = known // vLLM's offloading tiers do not name the kind again
+		} else if ev.Group == 0 {
 			kind = groupPrefix
 		}
 	}

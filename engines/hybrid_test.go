@@ -507,6 +507,50 @@ func TestHybridBlocksInHostMemory(t *testing.T) {
 	}
 }
 
+// Blocks that vLLM offloads are announced without the kind of their group, unless self_describing_kv_events is set; some
+// connectors name tokens, too. The group keeps the kind that the device has named: neither does a side group become one
+// of full attention, nor are removals of full attention ignored. A new process may have other groups.
+func TestGroupsKeepTheirKind(t *testing.T) {
+	for _, full := range []int{0, 1, 5} {
+		side := map[bool]int{true: 1, false: 0}[full == 0]
+		kinds := map[int]fields{
+			full: {"kv_cache_spec_kind", "full_attention"}, side: {"kv_cache_spec_kind", "sliding_window", "kv_cache_spec_sliding_window", 5},
+		}
+		stored := func(group int, tokens any, size int, further ...any) fields {
+			return blockStored(list{1, 2, 3}, nil, tokens, size, append(further, "group_idx", group)...)
+		}
+		w := newHybridWorker(t, 4)
+		prompt := hex.EncodeToString(bytesOf(seq(0, 13)))
+		step := func(want int, evs ...any) {
+			t.Helper()
+			w.apply([]string{hex.EncodeToString(encode(nil, list{1755000000.5, append(list{}, evs...), 0}))})
+			if got := w.promised(prompt, ""); got != want {
+				t.Errorf("full group %d: %d tokens, want %d", full, got, want)
+			}
+		}
+		device := list{stored(full, seq(0, 12), 4, kinds[full]...), stored(side, seq(0, 12), 4, kinds[side]...)}
+		step(12, device...)
+		for range 40 { // more often than changes are followed
+			for _, group := range []int{full, side} {
+				step(12, stored(group, list{}, 0, "medium", "CPU"))
+				step(12, stored(group, seq(0, 12), 4, "medium", "CPU"))
+				step(12, blockRemoved(list{1, 2, 3}, "medium", "CPU", "group_idx", group))
+			}
+			step(12, device...)
+		}
+		step(12, stored(full, list{}, 0, "medium", "CPU"))
+		for n := range 41 { // as many copies
+			step(map[bool]int{false: 12, true: 4}[n == 40], blockRemoved(list{2, 3}, "group_idx", full))
+		}
+		w.engine.Clear(0)
+		w.index.Apply(0, indexer.Event{Kind: indexer.Cleared})
+		step(0, stored(0, seq(0, 12), 4, "medium", "CPU"))
+		if n := w.index.Blocks(); n != 3 {
+			t.Errorf("full group %d: %d blocks of a new process in host memory, want 3", full, n)
+		}
+	}
+}
+
 // With set semantics one removal of a side group's block removes all of its copies, also in an index that gets the events
 // over the bus, after a restart, and from an answer with all blocks.
 func TestSetLikeSideGroups(t *testing.T) {
