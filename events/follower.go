@@ -16,21 +16,19 @@ import (
 // engine sends again on request. It has no sockets, clock or lock. Gaps are repaired as those of a
 // worker with a local indexer: tries, times, states and the order of events are the tracker's.
 //
-// Engines number batches from 0 in each process, name no publisher, and send nothing when a process
-// ends. A new process is detected in three ways. A live number is not above the previous one of its
-// connection, or not above the last known number when the connection began. An answer begins with
-// the last known batch, but its content differs. An answer does not contain that batch, and the port
-// was closed or the answer has no batch. Therefore requests begin with the last known batch, not with
-// the next one.
+// Engines number batches from 0 in each process, name no publisher, and send nothing when a process ends. A new
+// process is detected in three ways. A live number is not above the previous one of its connection, or not above the
+// last known number when the connection began. An answer begins with the last known batch, but its content differs. An
+// answer does not contain that batch, and the port was closed or the answer has no batch. Therefore requests begin
+// with the last known batch, not with the next one.
 //
 // A proxy in front of the engine can hide that the port was closed. Then an answer that begins after
 // the last known batch leaves open whose batches these are, and the rank becomes suspect. Without
 // requests, a new process that continues the old one's numbers is not detected.
 //
-// An answer is applied while it arrives: it may have 10,000 batches. A long answer may lack batches
-// that the engine has, because its socket drops messages that do not fit into its queue. Therefore a
-// gap inside an answer is requested once more, from the last known batch. Batches that are missing
-// again are lost.
+// An answer is applied while it arrives: it may have 10,000 batches. A long answer may lack batches that the engine
+// has, because its socket drops messages that do not fit into its queue. Therefore a gap inside an answer is requested
+// once more, from the last known batch. Batches that are missing again are lost.
 //
 // # Invariants
 //
@@ -46,8 +44,7 @@ type Follower struct {
 	r    *rank
 
 	digest uint64 // of the last batch
-	// unavailable: the engine no longer has the missing batches: none is requested again until a clear or
-	// a restart.
+	// unavailable: the engine no longer has the missing batches: none is requested again until a clear or a restart.
 	unavailable bool
 	recheck     bool // request everything after the next answer, if possible
 
@@ -62,6 +59,7 @@ type Follower struct {
 	requests int    // so far
 	from     uint64 // the last known id when it was sent, from which on it requests batches; 0 for all
 	rebuild  bool   // an answer from 0 replaces the known blocks
+	renews   bool   // such an answer has begun, the rank was faulty, and the answer lacks no batch
 	answered bool   // the answer had a requested batch
 	again    int    // requests since the rank was last in order, for a gap in the batches that wait
 	holes    int    // requests since then because of a gap inside an answer
@@ -140,8 +138,7 @@ func (f *Follower) Recheck() { f.recheck = true }
 // Miss notes that events are missing. A suspect rank does not become partial.
 func (f *Follower) Miss(now time.Time, s indexer.State) { f.t.miss(now, f.r, s) }
 
-// Connected starts a new connection. closed means that the engine's port was closed since the previous
-// connection.
+// Connected starts a new connection. closed means that the engine's port was closed since the previous connection.
 func (f *Follower) Connected(now time.Time, closed bool) {
 	f.fresh, f.floor, f.replaced = true, f.last(), 0
 	f.closed = f.floor > 0 && (closed || f.closed)
@@ -251,7 +248,7 @@ func (f *Follower) replace(now time.Time) {
 
 func (f *Follower) forget() {
 	clear(f.r.cursors)
-	f.closed, f.rebuild, f.holes, f.hole = false, false, 0, false
+	f.closed, f.rebuild, f.renews, f.holes, f.hole = false, false, false, 0, false
 	if f.fresh {
 		f.floor = 0
 	}
@@ -337,13 +334,12 @@ func (f *Follower) part(now time.Time, sequence uint64, body []byte) {
 		}
 		return
 	case first && ev.EventID > f.from && f.closed:
-		// The last known batch is missing from the answer and the port was closed: this is another
-		// process.
+		// The last known batch is missing from the answer and the port was closed: this is another process.
 		f.replace(now)
 		return
 	case first && f.from > 0 && ev.EventID > f.from:
 		// Another process behind a proxy, or the engine no longer has the last known batch.
-		f.unavailable = true
+		f.unavailable, f.renews = true, false
 		f.t.miss(now, f.r, indexer.StateSuspect)
 	case first && f.rebuild && sequence > 0: // the engine no longer has the first batches; keep the known blocks
 		if f.unavailable = true; f.r.state == indexer.StateOK {
@@ -353,9 +349,12 @@ func (f *Follower) part(now time.Time, sequence uint64, body []byte) {
 		}
 		return
 	case first && f.rebuild:
+		was := f.r.state
 		f.r.repair.reread = false
 		f.forget()
 		f.conf.Clear()
+		f.renews = was != indexer.StateOK
+		f.t.set(f.r, was) // until the end of the answer
 	case ev.EventID <= f.last():
 		return
 	}
@@ -368,7 +367,7 @@ func (f *Follower) part(now time.Time, sequence uint64, body []byte) {
 			f.holes++
 			return
 		}
-		f.unavailable = true // the engine has no further batches
+		f.unavailable, f.renews = true, false // the engine has no further batches
 	}
 	f.conf.Count("replayed", 1)
 	f.accept(now, &ev)
@@ -386,6 +385,9 @@ func (f *Follower) End(now time.Time, id uint64) {
 		return
 	case f.rebuild && !f.answered:
 		f.Restart() // the engine has no batches, so the known ones belong to another process
+	}
+	if f.renews {
+		f.Whole()
 	}
 	f.holes, f.hole = 0, false
 	f.conf.Count("events", 1)
@@ -428,7 +430,7 @@ func (f *Follower) giveUp(now time.Time) {
 
 // applyHeld ends a request and applies the batches that wait. A gap in them is requested, unless last is set.
 func (f *Follower) applyHeld(now time.Time, last bool) {
-	f.rebuild = false
+	f.rebuild, f.renews = false, false
 	f.t.cancelQuery(f.r)
 	for i := range f.r.repair.held {
 		if f.r.repair.held[i].ev.EventID <= f.last() {

@@ -15,8 +15,7 @@ import (
 const (
 	maxQueries = 64
 	maxDumps   = 8
-	// The back-off doubles from firstBackoff to lastBackoff: 17 s for maxTries, and up to
-	// queryTimeout for each query.
+	// The back-off doubles from firstBackoff to lastBackoff: 17 s for maxTries, and up to queryTimeout for each query.
 	maxTries     = 8
 	firstBackoff = 200 * time.Millisecond
 	lastBackoff  = 5 * time.Second
@@ -29,8 +28,7 @@ const (
 	discoverySpread = 100 * time.Millisecond
 	auditSpread     = 2 * time.Second
 
-	// maxHeldEvents and maxHeldBlocks bound the events after a gap of one rank, maxAllHeld
-	// those of all ranks.
+	// maxHeldEvents and maxHeldBlocks bound the events after a gap of one rank, maxAllHeld those of all ranks.
 	maxHeldEvents = 4096
 	maxHeldBlocks = 1 << 20
 	maxAllHeld    = 8 << 20 // blocks: 128 MB
@@ -298,8 +296,7 @@ func (t *tracker) applyHeld(r *rank) int {
 	return len(held)
 }
 
-// tick does what is due: repairs become ready, queries without an answer fail, and suspect
-// ranks are read again.
+// tick does what is due: repairs become ready, queries without an answer fail, and suspect ranks are read again.
 func (t *tracker) tick(now time.Time) {
 	var due []*rank
 	for r, at := range t.repairs.timers {
@@ -446,8 +443,7 @@ func (t *tracker) audit(now time.Time) {
 	}
 }
 
-// missed queries a rank at once: it is reachable again, and events may have been lost
-// before.
+// missed queries a rank at once: it is reachable again, and events may have been lost before.
 func (t *tracker) missed(now time.Time, worker uint64, dpRank uint32) {
 	r := t.ranks[RankName{worker, dpRank}]
 	if r == nil || !t.workers[worker].Queries {

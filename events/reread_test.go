@@ -44,7 +44,7 @@ func TestALiveBatchDoesNotWaitForARereading(t *testing.T) {
 	id := f.id
 	f.Part(f.now, id, 0, e.body(0))
 	f.hear(e.publish()) // waits for the rest of the answer
-	if f.String() != "1/0 " {
+	if f.String() != "1/0 suspect " {
 		t.Errorf("after the first batch of the answer %s", f)
 	}
 	for sequence := range uint64(5) {
@@ -53,6 +53,31 @@ func TestALiveBatchDoesNotWaitForARereading(t *testing.T) {
 	f.End(f.now, id)
 	if f.String() != "1/0 1/1 1/2 1/3 1/4 1/5 1/6 1/7 " || f.Waits() {
 		t.Errorf("after the answer %s", f)
+	}
+}
+
+// A rank that is read again stays faulty until the engine has sent all batches, also if the answer breaks off.
+func TestARankIsFaultyUntilTheEndOfTheAnswer(t *testing.T) {
+	for name, test := range map[string]struct {
+		rest func(f *follower, e *process)
+		want string
+	}{
+		"given up":  {func(f *follower, _ *process) { f.giveUp() }, "1/0 suspect "},
+		"continued": {func(f *follower, e *process) { f.Fail(f.now, f.id, false); f.answer(e, 9) }, "1/0 1/1 1/2 "},
+		"with a gap": {func(f *follower, e *process) {
+			e.keeps = 1
+			f.Fail(f.now, f.id, false)
+			f.answer(e, 9)
+		}, "1/0 1/2 suspect "},
+	} {
+		f, e := faulty(t)
+		f.Part(f.now, f.id, 0, e.body(0))
+		if f.String() != "1/0 suspect " {
+			t.Errorf("%s: after the first batch %s", name, f)
+		}
+		if test.rest(f, e); f.String() != test.want {
+			t.Errorf("%s: %s, want %s", name, f, test.want)
+		}
 	}
 }
 

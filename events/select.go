@@ -28,8 +28,7 @@ func (f Feed) String() string {
 	return [...]string{"nats", "nats", "stream", "zmq", "polling", "plane", "none", "saved"}[f]
 }
 
-// Source is where the events of a worker come from. The zero Source accepts every feed and
-// rank.
+// Source is where the events of a worker come from. The zero Source accepts every feed and rank.
 type Source struct {
 	Feed Feed
 	// Queries: a local indexer of the worker answers queries.

@@ -23,8 +23,7 @@ import (
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
-// SubscriberConfig configures a [Subscriber]. Sink is required; the zero value of each other
-// field means its default.
+// SubscriberConfig configures a [Subscriber]. Sink is required; the zero value of each other field means its default.
 type SubscriberConfig struct {
 	Scope wire.Scope
 	Sink  Sink
@@ -34,9 +33,8 @@ type SubscriberConfig struct {
 	// Changed, if not nil, is called when the state of a rank changes, one call at a
 	// time and in order. It must not call methods of the subscriber.
 	Changed func(workerID uint64, dpRank uint32, s indexer.State)
-	// Ask sends a query to a worker of [FeedPlane], and calls part with the parts
-	// of the answer until it returns false. The error is the reason why no more parts come.
-	// Default: [ErrNobody].
+	// Ask sends a query to a worker of [FeedPlane], and calls part with the parts of the answer until it returns
+	// false. The error is the reason why no more parts come. Default: [ErrNobody].
 	Ask func(ctx context.Context, q Query, part func(AnswerPart) (more bool)) error
 	// Now is the clock. Default [time.Now].
 	Now func() time.Time
@@ -209,8 +207,7 @@ func (s *Subscriber) change(do func(t *tracker, now time.Time)) {
 	do(s.tracker, s.conf.Now())
 }
 
-// SetWorker sets the source of a worker that the sink knows. A call with the same source does
-// nothing.
+// SetWorker sets the source of a worker that the sink knows. A call with the same source does nothing.
 func (s *Subscriber) SetWorker(id uint64, src Source) {
 	s.change(func(t *tracker, now time.Time) { t.setWorker(now, id, src) })
 }
