@@ -14,7 +14,7 @@ export const benefit = new Table(find('benefit'), 'What routing by cache saves, 
   {
     name: 'First token sooner by', field: 'saved_ms',
     show: (b) => (b.saved_ms === undefined
-      ? { title: b.why ?? 'No worker has computed prompts of different lengths yet.' }
+      ? { title: b.why ?? 'No worker has computed enough prompts of different lengths lately.' }
       : length(b.saved_ms, { title: `${b.saved_ms} ms, the mean of ${number(b.rated_requests)} requests: the saved tokens by the time that each further token takes on the worker, as measured, without the fixed time of a request. ${meaning}` })),
   },
   { name: 'Tokens saved', field: 'saved_tokens', show: (b) => count(b.saved_tokens, { title: meaning }) },

@@ -222,7 +222,7 @@ func (a *avoidance) responseFault() (fault Fault, found bool) {
 		return Fault{}, false
 	}
 	return Fault{"no_response", fmt.Sprintf(
-		"the worker gave no response%s, neither to the first request that failed nor to those that tried it again: kvroute avoids it; start it, or remove it",
+		"the worker gave no response%s, neither to the first request that failed nor to those that tried it again: kvroute sends it only single requests, to try it; start it, or remove it",
 		strings.TrimSuffix(" ("+a.why+")", " ()")), a.since}, true
 }
 
