@@ -77,8 +77,6 @@ var advices = map[string]string{
 }
 
 // imperative finds the end of a text that says what to do.
-//
-//nolint:gochecknoglobals // it is compiled once
 var imperative = regexp.MustCompile(`[;:] ((?:check|compare|correct|give|let|look|put|remove|set|start) .*)$`)
 
 // cutAdvice returns a text without its end that says what to do, and that end. Without one, and for a worker that gives

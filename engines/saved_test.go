@@ -75,14 +75,14 @@ func savedWorker() EngineWorker {
 	return EngineWorker{ID: 7, Transport: TransportZMQ, BlockSize: 4, Started: 5}
 }
 
-func fullBlock(group int, kind string, hash uint64) EngineEvent {
-	return EngineEvent{Kind: EngineStored, Group: group, Spec: kind, Window: 9, BlockSize: 4, Tokens: []uint32{1, 2, 3, 4}, Hashes: []uint64{hash}, Usable: 1}
+func firstBlock(group int, kind string) EngineEvent {
+	return EngineEvent{Kind: EngineStored, Group: group, Spec: kind, Window: 9, BlockSize: 4, Tokens: []uint32{1, 2, 3, 4}, Hashes: []uint64{11}, Usable: 1}
 }
 
 // The saved state of a rank is used for the same process of its engine with the same settings, for a minute.
 func TestASavedRankIsForTheSameProcess(t *testing.T) {
 	before := newSavedTest(t)
-	before.batch(before.begin(savedWorker()), fullBlock(0, "full_attention", 11))
+	before.batch(before.begin(savedWorker()), firstBlock(0, "full_attention"))
 	for name, c := range map[string]struct {
 		change func(*EngineWorker)
 		after  time.Duration
@@ -112,14 +112,14 @@ func TestASavedRankIsForTheSameProcess(t *testing.T) {
 // A loaded rank whose worker does not register is saved again for a minute, because kvroute may end before.
 func TestALoadedRankIsSavedForAMinute(t *testing.T) {
 	x := newSavedTest(t)
-	x.batch(x.begin(savedWorker()), fullBlock(0, "full_attention", 11))
+	x.batch(x.begin(savedWorker()), firstBlock(0, "full_attention"))
 	x, _ = x.next()
 	x, n := x.next()
 	if n != 1 {
 		t.Errorf("at first %d ranks are saved, want 1", n)
 	}
 	x.pass(time.Minute)
-	if x, n = x.next(); n != 0 {
+	if _, n = x.next(); n != 0 {
 		t.Errorf("after a minute %d ranks are saved, want none", n)
 	}
 }
@@ -137,7 +137,7 @@ func TestARemovedRankIsNotSaved(t *testing.T) {
 	} {
 		x := newSavedTest(t)
 		r := x.begin(savedWorker())
-		x.batch(r, fullBlock(0, "full_attention", 11))
+		x.batch(r, firstBlock(0, "full_attention"))
 		c.change(x)
 		x.ended(*r.worker)
 		if _, n := x.next(); n != c.want {
@@ -150,7 +150,7 @@ func TestARemovedRankIsNotSaved(t *testing.T) {
 // cached prompt after a restart, or too much.
 func TestAHybridRankIsSavedWithItsSideGroups(t *testing.T) {
 	x := newSavedTest(t)
-	x.batch(x.begin(savedWorker()), fullBlock(0, "full_attention", 11), fullBlock(1, "sliding_window", 11))
+	x.batch(x.begin(savedWorker()), firstBlock(0, "full_attention"), firstBlock(1, "sliding_window"))
 	if _, n := x.next(); n != 0 {
 		t.Errorf("%d ranks are saved without side groups, want none", n)
 	}

@@ -610,7 +610,7 @@ func TestEachHealthHasACause(t *testing.T) {
 	tab.Probed(start, wire.WorkerID("probed"), fleet.ProbeAnswered)
 	is("probed", "healthy: ")
 	for i, health := range []string{"degraded", "unhealthy", "expired"} {
-		tab.Tick(start.Add([]time.Duration{8, 16, 31}[i]*time.Second), false)
+		tab.Tick(start.Add([]time.Duration{8 * time.Second, 16 * time.Second, 31 * time.Second}[i]), false)
 		is("beats", health+": its heartbeats are missing")
 		is("probed", health+": it gives no sign of life")
 	}

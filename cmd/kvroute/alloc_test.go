@@ -105,9 +105,9 @@ func newAllocating(t testing.TB) *allocating {
 	limit := debug.SetMemoryLimit(-1) // open sets it
 	t.Cleanup(func() { debug.SetMemoryLimit(limit) })
 	var file strings.Builder
-	file.WriteString(fmt.Sprintf("version: 1\nmodels:\n- {name: sim, tokenizer: %q}\nworkers:\n", modelFolder(t)))
+	fmt.Fprintf(&file, "version: 1\nmodels:\n- {name: sim, tokenizer: %q}\nworkers:\n", modelFolder(t))
 	for id := range 4 {
-		file.WriteString(fmt.Sprintf("- {worker_id: %d, address: '10.0.0.%[1]d:8000', models: [sim], engine: none}\n", id+1))
+		fmt.Fprintf(&file, "- {worker_id: %d, address: '10.0.0.%[1]d:8000', models: [sim], engine: none}\n", id+1)
 	}
 	conf, _, err := readConfig("serve", []string{
 		"--config", writeFile(t, file.String()), "--nats-listen", "127.0.0.1:0",
