@@ -31,7 +31,7 @@ import (
 var tokenLimits = map[string]int{
 	"confirm":            9069,
 	"api":                11302,
-	"attention":          5715,
+	"attention":          5800,
 	"bindings":           1608,
 	"bindings/c":         1220,
 	"cmd/kvroute":        38262,
@@ -43,7 +43,7 @@ var tokenLimits = map[string]int{
 	"engines/localindex": 971,
 	"engines/publish":    2560,
 	"envoy":              9837,
-	"events":             24122,
+	"events":             24300,
 	"events/durable":     9936,
 	"events/saved":       4554,
 	"extproc":            21229,
