@@ -114,7 +114,7 @@ func (l *Log) ends(now time.Time, i *Item) {
 		return
 	}
 	e, text := event(now, i), ended(i)
-	if e.Level = Good; i.Since.IsZero() { // nobody has seen the time before
+	if e.Level = Good; i.Since.IsZero() { // the time before was not observed
 		text = strings.TrimSuffix(text, " again")
 	}
 	l.add(e, text)

@@ -180,7 +180,7 @@ func worsened(k key, among map[key]*open) bool {
 }
 
 // hidden reports whether an item about events ends because a new one takes its place: a worker that is not healthy, or
-// whose event sockets refuse connections, has no complete events again.
+// whose event sockets refuse connections, does not have complete events again.
 func hidden(k key, before, now map[key]*open) bool {
 	return k.what == "events" && slices.ContainsFunc([]string{"event_socket_refused", "health", "silent"}, func(what string) bool {
 		k.what = what

@@ -156,6 +156,19 @@ func TestFollower(t *testing.T) {
 		}
 		return e
 	}
+	// tooOld brings f into a suspect state: of seven lost batches the engine kept only the last ones.
+	tooOld := func(f *follower) *process {
+		e := p(0)
+		f.connected(false)
+		f.answer(e, 9)
+		live(f, e, 1)
+		for range 7 {
+			e.publish()
+		}
+		live(f, e, 1)
+		f.answer(e, 9)
+		return e
+	}
 	for _, c := range []struct {
 		name    string
 		replays bool
@@ -202,27 +215,9 @@ func TestFollower(t *testing.T) {
 			e.publish()
 			live(f, e, 1)
 		}, "1/0 1/2 suspect ", 0},
-		{"a gap too old", true, func(f *follower) {
-			e := p(0)
-			f.connected(false)
-			f.answer(e, 9)
-			live(f, e, 1)
-			for range 7 {
-				e.publish()
-			}
-			live(f, e, 1)
-			f.answer(e, 9)
-		}, "1/0 1/4 1/5 1/6 1/7 1/8 suspect ", 0},
+		{"a gap too old", true, func(f *follower) { tooOld(f) }, "1/0 1/4 1/5 1/6 1/7 1/8 suspect ", 0},
 		{"a later gap, which the engine can fill", true, func(f *follower) {
-			e := p(0)
-			f.connected(false)
-			f.answer(e, 9)
-			live(f, e, 1)
-			for range 7 {
-				e.publish()
-			}
-			live(f, e, 1)
-			f.answer(e, 9)
+			e := tooOld(f)
 			e.publish()
 			live(f, e, 1)
 			f.answer(e, 9)
