@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvroute/kvroute/internal/openai"
 	"github.com/kvroute/kvroute/outcomes"
+	"github.com/kvroute/kvroute/router"
 )
 
 const (
@@ -37,13 +38,27 @@ type live struct {
 	streams int
 	feed    *feed // nil while no stream is open
 
-	known atomic.Pointer[map[string]Decision] // the decisions that were read last, with their texts
+	known atomic.Pointer[knownReasons]
+}
+
+// knownReasons has the reasons of the decisions that were read last, and of their prefill legs. It does not change.
+type knownReasons struct {
+	reasons map[knownDecision][2]string
+	until   time.Time // of the newest decision
+}
+
+// knownDecision names a decision. A leg that failed changes its reason.
+type knownDecision struct {
+	id    string
+	time  time.Time
+	noLeg router.NoLeg
 }
 
 // section is a part of /v1/live.
 type section struct {
-	name string
-	read func() any
+	name  string
+	read  func() any
+	every uint64 // states from one reading to the next one; 0 = 1
 }
 
 // feed is what the streams that are open at the same time have in common.
@@ -68,49 +83,62 @@ type livePart struct {
 
 func newLive(c *Config) *live {
 	l := &live{conf: c}
-	l.known.Store(&map[string]Decision{})
+	l.known.Store(new(knownReasons))
 	l.sections = []section{
-		{"replica", c.replica},
-		{"workers", c.workers}, // before attention and events, which it changes
-		{"left", func() any { return c.left() }},
-		{"models", func() any { return c.Router.Models() }},
-		{"decisions", l.decisions},
-		{"prefixes", c.Prefixes},
+		{name: "replica", read: c.replica},
+		{name: "workers", read: c.workers}, // before attention and events, which it changes
+		{name: "left", read: func() any { return c.left() }},
+		{name: "models", read: func() any { return c.Router.Models() }},
+		{name: "decisions", read: l.decisions},
+		{name: "prefixes", read: c.Prefixes, every: 5}, // it sorts hundreds of prompts, and a hot prefix stays hot
 	}
 	if log := c.Attention; log != nil {
 		l.sections = append(l.sections,
-			section{"attention", func() any { return log.Items() }}, section{"events", func() any { return log.Events() }})
+			section{name: "attention", read: func() any { return log.Items() }},
+			section{name: "events", read: func() any { return log.Events() }})
 	}
 	if r := c.Outcomes; r != nil {
 		l.sections = append(l.sections,
-			section{"totals", func() any { return r.Totals() }}, section{"benefit", func() any { return r.Benefits() }},
-			section{"worker_charts", func() any { return r.Charts() }})
+			section{name: "totals", read: func() any { return r.Totals() }},
+			section{name: "benefit", read: func() any { return r.Benefits() }},
+			section{name: "worker_charts", read: func() any { return r.Charts() }})
 		if c.Holdout > 0 {
-			l.sections = append(l.sections, section{"holdout", func() any { return r.Holdout(c.Holdout) }})
+			l.sections = append(l.sections, section{name: "holdout", read: func() any { return r.Holdout(c.Holdout) }})
 		}
 	}
 	l.sections = slices.DeleteFunc(l.sections, func(s section) bool { return s.read == nil })
 	return l
 }
 
-// decisions returns the newest decisions without candidates. Their texts, which name candidates, are made
-// once for each decision: only then its candidates are read.
+// decisions returns the newest decisions without candidates, settings and mode in words. Their reasons, which
+// name candidates, are made once for each decision: only then its candidates are read.
 func (l *live) decisions() any {
-	old, known := *l.known.Load(), map[string]Decision{}
+	old, now := l.known.Load(), &knownReasons{reasons: map[knownDecision][2]string{}}
 	list := []Decision{} // an empty list in JSON, not null
-	for _, d := range l.conf.Router.BriefDecisions(liveDecisions) {
-		key := d.ID + string(d.NoLeg) // a leg that failed changes the texts
-		s := old[key]
-		if !s.Time.Equal(d.Time) {
-			if whole, kept := l.conf.Router.Decision(d.ID); kept && whole.Time.Equal(d.Time) {
-				d = whole
+	for _, d := range l.conf.Router.BriefDecisions(liveDecisions, old.until) {
+		key := knownDecision{d.ID, d.Time, d.NoLeg}
+		reasons, known := old.reasons[key]
+		if !known {
+			if !d.Time.After(old.until) {
+				if whole, kept := l.conf.Router.Decision(d.ID); kept && whole.Time.Equal(d.Time) {
+					d = whole
+				}
 			}
-			s = shown(&d)
+			reasons[0] = d.Sentence()
+			if d.Prefill != nil {
+				reasons[1] = d.Prefill.Sentence()
+			}
 		}
-		s = s.brief(&d)
-		known[key], list = s, append(list, s)
+		s := Decision{Decision: *d.Brief(), ReasonText: reasons[0], FirstTokenText: d.FirstTokenText()}
+		if d.Prefill != nil {
+			s.Prefill = &Decision{Decision: *d.Prefill.Brief(), ReasonText: reasons[1], FirstTokenText: d.Prefill.FirstTokenText()}
+		}
+		now.reasons[key], list = reasons, append(list, s)
+		if d.Time.After(now.until) {
+			now.until = d.Time
+		}
 	}
-	l.known.Store(&known)
+	l.known.Store(now)
 	return list
 }
 
@@ -204,6 +232,9 @@ func (l *live) encode(f *feed) {
 func (l *live) after(old *liveState) *liveState {
 	s := &liveState{number: old.number + 1, parts: slices.Clone(old.parts), samples: old.samples, newest: old.newest, next: make(chan struct{})}
 	for i, part := range l.sections {
+		if part.every > 1 && s.number%part.every != 1 {
+			continue
+		}
 		text, err := encode(part.read())
 		if text = event(part.name, text); err == nil && !bytes.Equal(text, s.parts[i].text) {
 			s.parts[i] = livePart{text, s.number}

@@ -16,7 +16,7 @@ type Decision struct {
 	Prefill    *Decision   `json:"prefill,omitempty"`
 	Candidates []Candidate `json:"candidates,omitempty"`
 
-	ModeText       string `json:"mode_text"`
+	ModeText       string `json:"mode_text,omitempty"`
 	ReasonText     string `json:"reason_text"`
 	SettingsText   string `json:"settings_text,omitempty"` // the settings that the costs depend on
 	FirstTokenText string `json:"first_token_text,omitempty"`
@@ -48,15 +48,6 @@ func shown(d *router.Decision) Decision {
 	for i := range d.Candidates {
 		c := &d.Candidates[i]
 		s.Candidates = append(s.Candidates, Candidate{*c, d.Verdict(c)})
-	}
-	return s
-}
-
-// brief returns the decision without candidates, as it is now: now is a later copy of it.
-func (s Decision) brief(now *router.Decision) Decision {
-	s.Decision, s.Candidates, s.FirstTokenText = *now.Brief(), nil, now.FirstTokenText()
-	if s.Prefill != nil {
-		s.Prefill = new(s.Prefill.brief(now.Prefill))
 	}
 	return s
 }

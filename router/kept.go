@@ -6,11 +6,12 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Decision returns a kept decision by its request id, this router's or the client's.
 func (r *Router) Decision(id string) (Decision, bool) {
-	found := r.kept.find(1, true, func(d *Decision) bool { return d.ID == id || id != "" && d.Labels.RequestID == id })
+	found := r.kept.find(1, time.Time{}, func(d *Decision) bool { return d.ID == id || id != "" && d.Labels.RequestID == id })
 	if len(found) == 0 {
 		return Decision{}, false
 	}
@@ -19,13 +20,13 @@ func (r *Router) Decision(id string) (Decision, bool) {
 
 // Decisions returns up to n kept decisions, newest first.
 func (r *Router) Decisions(n int) []Decision {
-	return r.kept.find(n, true, func(*Decision) bool { return true })
+	return r.kept.find(n, time.Time{}, func(*Decision) bool { return true })
 }
 
-// BriefDecisions returns the same as Decisions, without candidates: its cost does not depend on
-// the number of workers.
-func (r *Router) BriefDecisions(n int) []Decision {
-	return r.kept.find(n, false, func(*Decision) bool { return true })
+// BriefDecisions returns the same as Decisions, with the candidates only of the decisions after a time: where
+// no request comes, its cost does not depend on the number of workers.
+func (r *Router) BriefDecisions(n int, after time.Time) []Decision {
+	return r.kept.find(n, after, func(*Decision) bool { return true })
 }
 
 // keptDecisions is a ring of the latest booked decisions. A request takes a number, and
@@ -80,14 +81,14 @@ func (k *keptDecisions) change(number uint64, change func(*keptDecision)) {
 	}
 }
 
-// find returns up to n decisions that meet a condition, newest first, with copies of their
-// candidates or without candidates.
-func (k *keptDecisions) find(n int, candidates bool, meets func(*Decision) bool) []Decision {
+// find returns up to n decisions that meet a condition, newest first, with copies of the candidates of
+// those after a time.
+func (k *keptDecisions) find(n int, after time.Time, meets func(*Decision) bool) []Decision {
 	found := []Decision{} // an empty list in JSON, not null
 	k.each(func(d *keptDecision) bool {
 		switch {
 		case len(found) >= n || !meets(&d.Decision):
-		case !candidates:
+		case !d.Time.After(after):
 			found = append(found, *d.Brief())
 		default:
 			var whole Decision

@@ -291,9 +291,10 @@ func TestRecentDecisionsAreKeptAndOldOnesNot(t *testing.T) {
 	if d, ok := r.Decision("3"); !ok || d.Freed.IsZero() {
 		t.Errorf("decision 3: %v, %+v", ok, d)
 	}
-	for i, d := range r.BriefDecisions(10) {
+	third, _ := r.Decision("3")
+	for i, d := range r.BriefDecisions(10, third.Time) {
 		whole, _ := r.Decision(d.ID)
-		if d.ID != ids[i] || len(d.Candidates) != 0 || len(whole.Candidates) == 0 {
+		if want := d.ID == "4"; d.ID != ids[i] || len(d.Candidates) > 0 != want || len(whole.Candidates) == 0 {
 			t.Errorf("decision %s has %d candidates in brief, %d in whole", d.ID, len(d.Candidates), len(whole.Candidates))
 		}
 	}
