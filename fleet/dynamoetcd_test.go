@@ -248,11 +248,13 @@ func TestFaultsOfEtcd(t *testing.T) {
 // All pages of a large etcd are read.
 func TestManyRecordsInEtcd(t *testing.T) {
 	inEtcd(t, func(s *etcdStore) {
+		s.pass(time.Second) // a watch is open
 		s.mu.Lock()
 		for id := range 2500 {
 			s.now[fmt.Sprintf("v1/mdc/dynamo/backend/generate/%x", id+1)] = fmt.Sprintf(`{"type":"Model","namespace":"dynamo","component":"backend",`+
 				`"endpoint":"generate","instance_id":%d,"card_json":{"display_name":"m","kv_cache_block_size":16,"worker_type":"aggregated"}}`, id+1)
 		}
+		s.end() // so all records are read again
 		s.mu.Unlock()
 		s.pass(10 * time.Second)
 		if len(s.view.Workers) != 2500 {

@@ -30,7 +30,7 @@ import (
 // 2 %, or plus 100 if that is more. CONTRIBUTING.md says when a limit is raised.
 var tokenLimits = map[string]int{
 	"confirm":            9069,
-	"api":                11302,
+	"api":                11420,
 	"attention":          5800,
 	"bindings":           1608,
 	"bindings/c":         1220,
