@@ -129,9 +129,9 @@ func (l *live) decisions() any {
 				reasons[1] = d.Prefill.Sentence()
 			}
 		}
-		s := Decision{Decision: *d.Brief(), ReasonText: reasons[0], FirstTokenText: d.FirstTokenText()}
+		s := listed(&d, reasons[0])
 		if d.Prefill != nil {
-			s.Prefill = &Decision{Decision: *d.Prefill.Brief(), ReasonText: reasons[1], FirstTokenText: d.Prefill.FirstTokenText()}
+			s.Prefill = new(listed(d.Prefill, reasons[1]))
 		}
 		now.reasons[key], list = reasons, append(list, s)
 		if d.Time.After(now.until) {
@@ -140,6 +140,11 @@ func (l *live) decisions() any {
 	}
 	l.known.Store(now)
 	return list
+}
+
+// listed returns a decision as the list shows it.
+func listed(d *router.Decision, reason string) Decision {
+	return Decision{Decision: *d.Brief(), ReasonText: reason, FirstTokenText: d.FirstTokenText()}
 }
 
 func (l *live) serve(w http.ResponseWriter, req *http.Request) {
