@@ -4,10 +4,13 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"io/fs"
 	"math"
 	"path"
+	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"strconv"
 	"strings"
 )
@@ -83,4 +86,32 @@ func (c *config) fitMemory(limit int64, set bool) {
 		held = min(held, unset)
 	}
 	c.MaxHeldBytes, c.MaxStreams = cmp.Or(c.MaxHeldBytes, held), cmp.Or(c.MaxStreams, streams)
+}
+
+// mostGarbage is how many bytes of garbage a large heap may collect before Go collects it.
+const mostGarbage = 128 << 20
+
+// boundGarbage bounds the garbage of a large heap until ctx ends. By Go's default a heap grows to twice the size of what
+// is in use. Most of kvroute's large heap is tables without pointers, which cost nothing to collect, so a collection is
+// cheap. After each collection the heap may grow by most bytes, but by at least a quarter and at most its size.
+func boundGarbage(ctx context.Context, most uint64) {
+	type collected struct{ _ *collected } // with a pointer, since cleanups of small objects without one may not run
+	runtime.AddCleanup(new(collected), func(most uint64) {
+		if ctx.Err() != nil {
+			return
+		}
+		live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/gogc:percent"}}
+		metrics.Read(live)
+		percent := garbagePercent(live[0].Value.Uint64(), most)
+		// A change stops the process for a moment, and small ones change little.
+		if is := live[1].Value.Uint64(); percent*8 > is*9 || percent*9 < is*8 {
+			debug.SetGCPercent(int(percent))
+		}
+		boundGarbage(ctx, most)
+	}, most)
+}
+
+// garbagePercent is the value of GOGC with which a heap grows by most bytes.
+func garbagePercent(live, most uint64) uint64 {
+	return min(max(100*most/max(live, 1), 25), 100)
 }

@@ -3,8 +3,11 @@
 package main
 
 import (
+	"context"
 	"math"
+	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"testing"
 	"testing/fstest"
 )
@@ -55,4 +58,29 @@ func TestBodiesAndStreamsFitTheMemoryLimit(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The garbage collector leaves a large heap less garbage than by default, a small one as much.
+func TestGarbageOfALargeHeapIsBounded(t *testing.T) {
+	for _, c := range []struct{ live, most, percent uint64 }{
+		{0, 128, 100}, {50, 128, 100}, {128, 128, 100}, {256, 128, 50}, {512, 128, 25}, {5000, 128, 25},
+	} {
+		if got := garbagePercent(c.live, c.most); got != c.percent {
+			t.Errorf("%d bytes in use and %d of garbage: %d %%, want %d", c.live, c.most, got, c.percent)
+		}
+	}
+
+	before := debug.SetGCPercent(100)
+	defer debug.SetGCPercent(before)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	boundGarbage(ctx, 4<<20)
+	large := make([]byte, 16<<20)
+	now := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+	eventually(t, "less garbage", func() bool {
+		runtime.GC()
+		metrics.Read(now)
+		return now[0].Value.Uint64() == 25
+	})
+	runtime.KeepAlive(large)
 }

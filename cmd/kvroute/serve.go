@@ -83,6 +83,9 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 			return fmt.Errorf("ready-file: %w", err)
 		}
 	}
+	if os.Getenv("GOGC") == "" {
+		boundGarbage(ctx, mostGarbage)
+	}
 	return s.run(ctx)
 }
 
