@@ -17,6 +17,12 @@ func TestBlockTableEqualsMap(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		var table blockTable
 		model := map[uint64]cachedBlock{}
+		seeds := []uint64{0, 7, 8, 9}
+		if seed%5 == 0 { // some of these find no place
+			for i := range uint64(otherSeed - 3) {
+				table.indexOf(0, 1000+i)
+			}
+		}
 		var absent *blockTable
 		if _, ok := absent.get(1); ok {
 			t.Fatal("an absent table has a block")
@@ -34,7 +40,11 @@ func TestBlockTableEqualsMap(t *testing.T) {
 				table.delete(table.find(id))
 				delete(model, id)
 			} else if !removes {
-				k := cachedBlock{blockState: blockState{Count: 1 + rng.Uint32N(3), Local: rng.Uint64()}}
+				k := cachedBlock{blockState: blockState{Count: 1 + rng.Uint32N(3), Local: rng.Uint64(), Parent: rng.Uint64()}}
+				k.HasParent, k.Published, k.Seed = rng.IntN(2) == 0, rng.IntN(2) == 0, seeds[min(rng.IntN(12), 3)]
+				if rng.IntN(20) == 0 {
+					k.Seed = rng.Uint64N(100) + 1e6
+				}
 				if rng.IntN(4) == 0 {
 					k.Resized = &resizedBlock{Part: true}
 				}

@@ -66,7 +66,7 @@ func (e *Engine) Blocks() int { return e.blocks }
 func (e *Engine) Copies() (most int) {
 	for _, r := range e.ranks {
 		for _, p := range r.Places {
-			for _, k := range p.Blocks.all() {
+			for _, k := range p.table.all() {
 				most = max(most, int(k.Count))
 			}
 		}

@@ -29,15 +29,17 @@ type place struct {
 
 // placeBlocks are the blocks at a place.
 type placeBlocks struct {
-	At     place
-	Blocks blockTable
+	At    place
+	table blockTable
+
+	Blocks oldBlocks // of a file of release 0.1.0; else empty
 }
 
 // blocks returns the blocks at a place, or nil.
 func (r *engineRank) blocks(at place) *blockTable {
 	for _, p := range r.Places {
 		if p.At == at {
-			return &p.Blocks
+			return &p.table
 		}
 	}
 	return nil
@@ -106,7 +108,7 @@ func (k *cachedBlock) weight() int {
 
 func (e *Engine) forget(r *engineRank) {
 	for _, p := range r.Places {
-		for _, k := range p.Blocks.all() {
+		for _, k := range p.table.all() {
 			e.blocks -= k.weight()
 		}
 	}
@@ -122,7 +124,7 @@ func (r *engineRank) find(hash uint64, at place) (cachedBlock, bool) {
 		return k, true
 	}
 	for _, p := range r.Places {
-		if k, ok := p.Blocks.get(hash); ok {
+		if k, ok := p.table.get(hash); ok {
 			return k, true
 		}
 	}
@@ -247,7 +249,7 @@ func (e *Engine) unpublish(gone []uint64, r *engineRank, at place, hash uint64) 
 		if p.At.Tier != at.Tier || p.At.Group == at.Group {
 			continue
 		}
-		if k, _ := p.Blocks.get(hash); k.Published {
+		if k, _ := p.table.get(hash); k.Published {
 			gone = appendIDs(gone, hash, &k)
 			e.hide(r, p, hash, &k)
 		}
@@ -259,18 +261,18 @@ func (e *Engine) unpublish(gone []uint64, r *engineRank, at place, hash uint64) 
 func (e *Engine) hide(r *engineRank, p *placeBlocks, hash uint64, k *cachedBlock) {
 	e.blocks += 1 - k.weight()
 	r.register(p.At, hash, k, false)
-	p.Blocks.set(hash, &cachedBlock{blockState: blockState{Count: k.Count}})
+	p.table.set(hash, &cachedBlock{blockState: blockState{Count: k.Count}})
 }
 
 // take removes one copy of the block in a slot, or all copies, and appends the index's ids of the
 // blocks that are gone to gone.
 func (e *Engine) take(gone []uint64, r *engineRank, at place, slot int, all bool) []uint64 {
 	blocks := r.blocks(at)
-	if s := &blocks.Slots[slot]; s.Block.Count > 1 && !all {
-		s.Block.Count--
+	if s := &blocks.slots[slot]; s.count > 1 && !all {
+		s.count--
 		return gone
 	}
-	hash, k := blocks.Slots[slot].ID, blocks.at(slot)
+	hash, k := blocks.slots[slot].id, blocks.at(slot)
 	if k.Published {
 		gone = appendIDs(gone, hash, &k)
 	}

@@ -3,9 +3,6 @@
 package engines
 
 import (
-	"bytes"
-	"encoding/gob"
-
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/indexer"
 )
@@ -20,7 +17,7 @@ func (e *Engine) Published() (blocks map[uint32]map[indexer.Tier]map[uint64]bool
 			if blocks[rank][at.Tier] == nil {
 				blocks[rank][at.Tier] = make(map[uint64]bool)
 			}
-			for hash, k := range p.Blocks.all() {
+			for hash, k := range p.table.all() {
 				weight += k.weight()
 				if k.Published {
 					for _, b := range appendBlocks(nil, hash, &k) {
@@ -36,12 +33,8 @@ func (e *Engine) Published() (blocks map[uint32]map[indexer.Tier]map[uint64]bool
 // SaveAndRestore saves an engine and restores it as another one. It returns that engine, its
 // events for the index, and the number of blocks that no event restores.
 func SaveAndRestore(e *Engine, opt EngineOptions) (again *Engine, restored []events.RouterEvent, orphans int) {
-	var blob bytes.Buffer
-	if err := gob.NewEncoder(&blob).Encode(&savedRank{Ranks: e.save()}); err != nil {
-		panic(err)
-	}
-	var saved savedRank
-	if err := gob.NewDecoder(&blob).Decode(&saved); err != nil {
+	saved, err := loadRank((&savedRank{Ranks: e.save()}).owner())
+	if err != nil {
 		panic(err)
 	}
 	again = NewEngine(opt)

@@ -77,7 +77,7 @@ func (r *savedRank) owner() *events.Owner {
 	return &events.Owner{Info: info, Events: r.sides, Blocks: func(yield func(events.Place, *events.OwnedBlock) bool) {
 		for rank, e := range r.Ranks {
 			for _, p := range e.Places {
-				for id, k := range p.Blocks.all() {
+				for id, k := range p.table.all() {
 					b := events.OwnedBlock{
 						ID: id, Local: k.Local, Seed: k.Seed, Parent: k.Parent, HasParent: k.HasParent,
 						Copies: k.Count, Published: k.Published,
@@ -150,19 +150,28 @@ func (s *Sources) readSaved(in io.Reader) (map[events.RankName]*savedRank, error
 	}
 	all := make(map[events.RankName]*savedRank)
 	for o := range snapshot.Owners {
-		r := &savedRank{sides: o.Events}
-		if err = json.Unmarshal(o.Info, r); err != nil || len(all) >= maxSavedRanks {
+		r, err := loadRank(o)
+		if err != nil || len(all) >= maxSavedRanks {
 			return nil, badRank(len(all), err)
-		}
-		maps.DeleteFunc(r.Ranks, func(_ uint32, e *engineRank) bool { return e == nil })
-		for at, b := range o.Blocks {
-			if e := r.Ranks[at.DPRank]; e != nil {
-				e.load(place{at.Tier, at.Group}, b)
-			}
 		}
 		all[events.RankName{WorkerID: r.Worker, DPRank: r.Rank}] = r
 	}
 	return all, whole()
+}
+
+// loadRank reads a rank of a file.
+func loadRank(o *events.Owner) (*savedRank, error) {
+	r := &savedRank{sides: o.Events}
+	if err := json.Unmarshal(o.Info, r); err != nil {
+		return nil, err
+	}
+	maps.DeleteFunc(r.Ranks, func(_ uint32, e *engineRank) bool { return e == nil })
+	for at, b := range o.Blocks {
+		if e := r.Ranks[at.DPRank]; e != nil {
+			e.load(place{at.Tier, at.Group}, b)
+		}
+	}
+	return r, nil
 }
 
 // load adds a block of a file.
@@ -201,6 +210,11 @@ func readOld(in io.Reader) (map[events.RankName]*savedRank, error) {
 		case errors.Is(err, io.EOF) && n == file.Count():
 			return all, nil
 		case err == nil && n < maxSavedRanks:
+			for _, e := range r.Ranks {
+				for _, p := range e.Places {
+					p.readOld()
+				}
+			}
 			all[events.RankName{WorkerID: r.Worker, DPRank: r.Rank}] = r
 		case file.Err() != nil:
 			return nil, file.Err()
@@ -208,6 +222,24 @@ func readOld(in io.Reader) (map[events.RankName]*savedRank, error) {
 			return nil, badRank(len(all), err)
 		}
 	}
+}
+
+// oldBlocks is a table of blocks in a file of release 0.1.0.
+type oldBlocks struct {
+	Slots []struct {
+		Block blockState
+		ID    uint64
+	}
+	Resized map[uint64]*resizedBlock
+}
+
+func (p *placeBlocks) readOld() {
+	for _, s := range p.Blocks.Slots {
+		if s.Block.Count > 0 {
+			p.table.set(s.ID, &cachedBlock{s.Block, p.Blocks.Resized[s.ID]})
+		}
+	}
+	p.Blocks = oldBlocks{}
 }
 
 var errTooManyRanks = fmt.Errorf("more than %d ranks", maxSavedRanks)
@@ -294,7 +326,7 @@ func (e *Engine) save() map[uint32]*engineRank {
 		copied.Places = nil
 		copied.Layers = indexer.Layers{Full: r.Layers.Full, Sides: slices.Clone(r.Layers.Sides)}
 		for _, p := range r.Places {
-			copied.Places = append(copied.Places, &placeBlocks{p.At, p.Blocks.clone()})
+			copied.Places = append(copied.Places, &placeBlocks{At: p.At, table: p.table.clone()})
 		}
 		all[rank] = copied
 	}
@@ -313,7 +345,7 @@ func (e *Engine) restore(from map[uint32]*engineRank) (evs []events.RouterEvent,
 		e.ranks[rank] = r
 		r.Places = nil
 		for _, p := range in.Places {
-			for hash, k := range p.Blocks.all() {
+			for hash, k := range p.table.all() {
 				if count := k.Count; int(p.At.Tier) < tiers && e.put(r, p.At, hash, &k) == DropNone {
 					k.Count = count
 					r.blocks(p.At).set(hash, &k)
@@ -321,7 +353,7 @@ func (e *Engine) restore(from map[uint32]*engineRank) (evs []events.RouterEvent,
 			}
 		}
 		for _, p := range r.Places {
-			for hash, k := range p.Blocks.all() {
+			for hash, k := range p.table.all() {
 				if k.Published {
 					r.register(p.At, hash, &k, true)
 				}
@@ -347,7 +379,7 @@ func (e *Engine) storedEvents(rank uint32) (evs []events.RouterEvent, orphans in
 			if int(p.At.Tier) != t {
 				continue
 			}
-			blocks, seen := &p.Blocks, make(map[uint64]bool)
+			blocks, seen := &p.table, make(map[uint64]bool)
 			var add func(hash uint64) bool // reports whether the events build the block here
 			add = func(hash uint64) bool {
 				k, _ := blocks.get(hash)

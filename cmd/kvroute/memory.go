@@ -7,6 +7,7 @@ import (
 	"context"
 	"io/fs"
 	"math"
+	"os"
 	"path"
 	"runtime"
 	"runtime/debug"
@@ -93,11 +94,12 @@ const mostGarbage = 128 << 20
 
 // boundGarbage bounds the garbage of a large heap until ctx ends. By Go's default a heap grows to twice the size of what
 // is in use. Most of kvroute's large heap is tables without pointers, which cost nothing to collect, so a collection is
-// cheap. After each collection the heap may grow by most bytes, but by at least a quarter and at most its size.
+// cheap. After each collection the heap may grow by most bytes, but by at least a quarter and at most its size. If an
+// operator has set GOGC, that counts.
 func boundGarbage(ctx context.Context, most uint64) {
 	type collected struct{ _ *collected } // with a pointer, since cleanups of small objects without one may not run
 	runtime.AddCleanup(new(collected), func(most uint64) {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || os.Getenv("GOGC") != "" {
 			return
 		}
 		live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/gogc:percent"}}

@@ -83,9 +83,7 @@ func serve(ctx context.Context, args []string, std stdio) (err error) {
 			return fmt.Errorf("ready-file: %w", err)
 		}
 	}
-	if os.Getenv("GOGC") == "" {
-		boundGarbage(ctx, mostGarbage)
-	}
+	boundGarbage(ctx, mostGarbage)
 	return s.run(ctx)
 }
 

@@ -34,11 +34,11 @@ var tokenLimits = map[string]int{
 	"attention":          5800,
 	"bindings":           1608,
 	"bindings/c":         1220,
-	"cmd/kvroute":        38262,
+	"cmd/kvroute":        38350,
 	"dashboard":          317,
 	"docs":               110,
 	"doctor":             4110,
-	"engines":            25407,
+	"engines":            25560,
 	"engines/dynamo":     3159,
 	"engines/localindex": 971,
 	"engines/publish":    2560,
@@ -82,7 +82,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 530400
+	productLimit = 530800
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 150_700
 	// longLine is the number of characters above which a line is long; a tab counts as one.
