@@ -141,6 +141,7 @@ func (r *messagesReader) store() {
 	if steps == 0 || len(r.rest.list) == 0 {
 		return
 	}
-	r.rest.hash = r.hash(steps, r.rest.end)
-	r.c.replace(r.tail, tailKey(r.keys[steps-1]), &r.rest)
+	rest := r.rest // a pointer into r would keep the text in memory
+	rest.hash = r.hash(steps, rest.end)
+	r.c.replace(r.tail, tailKey(r.keys[steps-1]), &rest)
 }

@@ -11,11 +11,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/kvroute/kvroute/bench/chats"
 	"github.com/kvroute/kvroute/internal/enginesim"
@@ -213,6 +215,35 @@ func TestKnownMessagesOfManyGoroutines(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// What a cache keeps of a body is a copy: the cache's limit does not count the body's memory.
+func TestCacheKeepsNoBody(t *testing.T) {
+	c := tokenizer.NewCache(1 << 20)
+	tokenizer.SetCacheStep(c, 64)
+	models := modelPairs(t, c, 3)
+	w := newWorldOfChats(3)
+	var bodies []weak.Pointer[byte]
+	for range 100 {
+		w.turn(t)
+		body := slices.Clone(w.body())
+		bodies = append(bodies, weak.Make(&body[0]))
+		if _, err := w.check(c, models, body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c.Bytes() < 1<<16 {
+		t.Errorf("the cache has only %d bytes", c.Bytes())
+	}
+	for k := 0; k < 10 && len(bodies) > 0; k++ {
+		runtime.GC()
+		bodies = slices.DeleteFunc(bodies, func(p weak.Pointer[byte]) bool { return p.Value() == nil })
+	}
+	if len(bodies) > 0 {
+		t.Errorf("%d of 100 bodies are in memory", len(bodies))
+	}
+	runtime.KeepAlive(c)
+	runtime.KeepAlive(models)
 }
 
 // A turn that extends a known conversation has the same messages, and reads only the rest.
