@@ -53,7 +53,7 @@ func parse(file sections, more additions) (*Tokenizer, error) {
 // vocabKeys finds ids by the keys of the file while the file is loaded.
 type vocabKeys struct {
 	vocab    *vocab
-	alphabet map[rune]byte     // the byte of each character of a byte-level key; nil for other vocabularies
+	alphabet alphabet          // of a byte-level vocabulary; else nil
 	others   map[string]uint32 // ids of byte-level keys with a character that stands for no byte
 	count    int
 }
@@ -142,7 +142,7 @@ func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
 	if s.null() {
 		return nil, errors.New("missing")
 	}
-	k := &vocabKeys{vocab: newVocab(len(s.b) / 64), others: map[string]uint32{}}
+	k := &vocabKeys{vocab: newVocab(len(s.b) / 32), others: map[string]uint32{}}
 	if byteLevel {
 		k.alphabet = byteAlphabet()
 	}
@@ -170,7 +170,7 @@ func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
 			k.others[string(token)] = id
 		}
 		k.count++
-		k.vocab.put(string(token), id, ok)
+		k.vocab.put(token, id, ok)
 		return nil
 	})
 	if err != nil {
@@ -183,7 +183,7 @@ func readVocab(s section, byteLevel bool) (*vocabKeys, error) {
 }
 
 // toBytes appends the bytes that the characters of text stand for.
-func toBytes(dst, text []byte, alphabet map[rune]byte) ([]byte, bool) {
+func toBytes(dst, text []byte, alphabet alphabet) ([]byte, bool) {
 	if alphabet == nil {
 		return append(dst, text...), true
 	}
@@ -194,34 +194,34 @@ func toBytes(dst, text []byte, alphabet map[rune]byte) ([]byte, bool) {
 			dst = append(dst, byte(r))
 			continue
 		}
-		b, ok := alphabet[r]
-		if !ok {
+		if int(r) >= len(alphabet) || alphabet[r] < 0 {
 			return dst, false
 		}
-		dst = append(dst, b)
+		dst = append(dst, byte(alphabet[r]))
 	}
 	return dst, true
 }
 
+// alphabet has the byte that each character of a byte-level key stands for, and -1 for other characters.
+type alphabet []int16
+
 // byteAlphabet is the alphabet of byte-level vocabularies, from GPT-2: a byte
 // that is a visible Latin-1 character stands for itself, the others for the code
 // points from 256 on, in order.
-func byteAlphabet() map[rune]byte {
-	m := make(map[rune]byte, 256)
-	next := rune(256)
-	for b := range 256 {
-		r := rune(b)
+func byteAlphabet() alphabet {
+	a := slices.Repeat(alphabet{-1}, 256)
+	for b := range int16(256) {
 		if b <= ' ' || 0x7f <= b && b <= 0xa0 || b == 0xad {
-			r = next
-			next++
+			a = append(a, b)
+		} else {
+			a[b] = b
 		}
-		m[r] = byte(b)
 	}
-	return m
+	return a
 }
 
 // readMerges reads the merges. A pair is a list of two tokens, or a string with a space between them.
-func (b *bpe) readMerges(s section, alphabet map[rune]byte) error {
+func (b *bpe) readMerges(s section, alphabet alphabet) error {
 	if s.null() {
 		return errors.New("missing")
 	}

@@ -122,7 +122,7 @@ func (t *Tokenizer) readAdded(s section, keys *vocabKeys, more additions) (map[s
 	for _, a := range kept {
 		x := added{id: a.ID, content: []byte(a.Content), lstrip: a.LStrip, rstrip: a.RStrip, singleWord: a.SingleWord}
 		if t.vocab.get(x.id) == "" {
-			t.vocab.put(a.Content, x.id, false)
+			t.vocab.put(x.content, x.id, false)
 		}
 		if found.ways[a.Content].raw {
 			raw = append(raw, x)

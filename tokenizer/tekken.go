@@ -109,7 +109,7 @@ var oldTekkenTokens = strings.Fields("<unk> <s> </s> [INST] [/INST] [AVAILABLE_T
 // parseTekken reads tekken.json. The first ids are control tokens. The other tokens follow in
 // the order of their ranks, up to default_vocab_size ids in all; later tokens are not used.
 func parseTekken(b []byte) (*Tokenizer, error) {
-	file, err := section{b, 0}.sections()
+	file, err := section{b: b}.sections()
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func parseTekken(b []byte) (*Tokenizer, error) {
 		return nil, fmt.Errorf("config: default_vocab_size %d with default_num_special_tokens %d", c.Size, c.Special)
 	}
 	t := &Tokenizer{byteLevel: true, special: map[string]uint32{}}
-	v := newVocab(words)
+	v := newVocab(min(words, len(file["vocab"].b)/64))
 	t.bpe = bpe{vocab: v, whole: true, unk: noID}
 	if err := readTekkenVocab(file["vocab"], v, words, c.Special); err != nil {
 		return nil, fmt.Errorf("vocab: %w", err)
@@ -175,7 +175,7 @@ func readTekkenVocab(s section, v *vocab, count, shift int) error {
 			r.At -= len(token)
 			return r.Fail(wrong)
 		}
-		v.put(string(x.Bytes), uint32(n+shift), true)
+		v.put(x.Bytes, uint32(n+shift), true)
 		n++
 		return nil
 	})
@@ -214,7 +214,7 @@ func (t *Tokenizer) readTekkenSpecial(file sections, c tekkenConfig) error {
 			return fmt.Errorf("%.40q is there twice", name)
 		}
 		t.special[name] = uint32(i)
-		t.vocab.put(name, uint32(i), false)
+		t.vocab.put([]byte(name), uint32(i), false)
 	}
 	return nil
 }

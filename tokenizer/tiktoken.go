@@ -162,7 +162,7 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 		if token, err = base64.StdEncoding.AppendDecode(token[:0], text); err != nil || len(token) == 0 {
 			return nil, fmt.Errorf("line %d: token in base64: %w", n, err)
 		}
-		v.put(string(token), uint32(id), true)
+		v.put(token, uint32(id), true)
 		ranks++
 	}
 	if len(v.token) == 0 {
@@ -186,7 +186,7 @@ func parseRanks(b []byte, c Config) (*Tokenizer, error) {
 		}
 		special = append(special, added{id: id, content: []byte(content)})
 		if v.get(id) == "" {
-			v.put(content, id, false)
+			v.put([]byte(content), id, false)
 		}
 	}
 	t.raw = newFinder(special)
@@ -224,11 +224,11 @@ func patternSteps(pattern string) ([]splitter, error) {
 // mergesOfRanks makes a merge for each way to cut a token into two tokens.
 func (b *bpe) mergesOfRanks() {
 	var all []mergeSlot
-	for id, token := range b.vocab.token {
+	for id, text := range b.vocab.token {
+		token := []byte(text)
 		for k := 1; k < len(token); k++ {
-			left, ok := b.vocab.ids[token[:k]]
-			right, ok2 := b.vocab.ids[token[k:]]
-			if ok && ok2 {
+			left, right := b.vocab.id(token[:k]), b.vocab.id(token[k:])
+			if left != noID && right != noID {
 				all = append(all, mergeOf(left, right, uint64(id), uint32(id)))
 			}
 		}

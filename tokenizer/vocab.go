@@ -5,6 +5,7 @@ package tokenizer
 import (
 	"encoding/binary"
 	"math/bits"
+	"strings"
 )
 
 // Values that stand for no token and for no merge.
@@ -15,12 +16,32 @@ const (
 
 // vocab holds the tokens' bytes and finds ids by them. Immutable once built.
 type vocab struct {
-	token []string          // by id; empty for an unused id
-	ids   map[string]uint32 // of the tokens that words may become
-	most  int               // length of the longest of these in bytes
+	token []string // by id; empty for an unused id
+	// The tokens that words may become are in two tables. Tokens of 1 to mostVocabKey bytes are in short, a hash
+	// table with open addressing, in which a slot has the token and its id. A slot is free if it is zero.
+	short []shortKey
+	count int // used slots of short
+	long  map[string]uint32
+	most  int // length of the longest of these tokens in bytes
+	texts strings.Builder
 }
 
-func newVocab(count int) *vocab { return &vocab{ids: make(map[string]uint32, count)} }
+// The length in bytes of the longest token in short. Bits 32 to 55 of a slot's last word are free in the key of such
+// a token, and have its id.
+const (
+	mostVocabKey = 12
+	vocabIDShift = 32
+	vocabIDMask  = (1<<24 - 1) << vocabIDShift
+)
+
+// newVocab returns a vocabulary without tokens, and with room for count.
+func newVocab(count int) *vocab {
+	return &vocab{
+		token: make([]string, 0, count),
+		short: make([]shortKey, 1<<bits.Len(uint(count+count/2))),
+		long:  map[string]uint32{},
+	}
+}
 
 // get returns the bytes of a token, none for an unknown id.
 func (v *vocab) get(id uint32) string {
@@ -30,22 +51,76 @@ func (v *vocab) get(id uint32) string {
 	return v.token[id]
 }
 
-// put stores text as the bytes of id. If find is set, id finds the token by its bytes.
-func (v *vocab) put(text string, id uint32, find bool) {
+// put stores text as the bytes of a token. If find is set, id finds the token by its bytes.
+func (v *vocab) put(text []byte, id uint32, find bool) {
 	for int(id) >= len(v.token) {
 		v.token = append(v.token, "")
 	}
-	v.token[id] = text
-	if find {
-		v.ids[text] = id
-		v.most = max(v.most, len(text))
+	v.token[id] = v.keep(text)
+	switch {
+	case !find:
+		return
+	case len(text) == 0 || len(text) > mostVocabKey:
+		v.long[v.token[id]] = id
+	default:
+		v.putShort(keyOf(text), id)
+	}
+	v.most = max(v.most, len(text))
+}
+
+// keep returns a copy of text. Many copies share one allocation.
+func (v *vocab) keep(text []byte) string {
+	if v.texts.Cap()-v.texts.Len() < len(text) {
+		v.texts = strings.Builder{}
+		v.texts.Grow(max(16<<10, len(text)))
+	}
+	v.texts.Write(text)
+	all := v.texts.String()
+	return all[len(all)-len(text):]
+}
+
+func (v *vocab) putShort(key shortKey, id uint32) {
+	slot := v.slot(key)
+	if slot.last == 0 {
+		if v.count++; 3*v.count > 2*len(v.short) {
+			old := v.short
+			v.short = make([]shortKey, 2*len(old))
+			for _, x := range old {
+				if x.last != 0 {
+					*v.slot(shortKey{x.first, x.last &^ vocabIDMask}) = x
+				}
+			}
+			slot = v.slot(key)
+		}
+	}
+	*slot = shortKey{key.first, key.last | uint64(id)<<vocabIDShift}
+}
+
+// slot returns the slot of a token in short, or a free one if the token is not there.
+func (v *vocab) slot(key shortKey) *shortKey {
+	mask := uint64(len(v.short) - 1)
+	for i := key.hash() & mask; ; i = (i + 1) & mask {
+		if x := &v.short[i]; x.last == 0 || x.first == key.first && x.last&^vocabIDMask == key.last {
+			return x
+		}
 	}
 }
 
 // id returns the id of the token text, noID if there is none.
 func (v *vocab) id(text []byte) uint32 {
-	if id, ok := v.ids[string(text)]; ok {
-		return id
+	if len(text) == 0 || len(text) > mostVocabKey {
+		if id, ok := v.long[string(text)]; ok {
+			return id
+		}
+		return noID
+	}
+	return v.shortID(keyOf(text))
+}
+
+// shortID is id for a token of 1 to mostVocabKey bytes.
+func (v *vocab) shortID(key shortKey) uint32 {
+	if slot := v.slot(key); slot.last != 0 {
+		return uint32(slot.last & vocabIDMask >> vocabIDShift)
 	}
 	return noID
 }
@@ -190,6 +265,23 @@ func shortKeyOf(s []byte, n int, flag uint64) shortKey {
 	return shortKey{
 		binary.LittleEndian.Uint64(s) & mask.first, binary.LittleEndian.Uint64(s[8:])&mask.last | uint64(n)<<56 | flag,
 	}
+}
+
+// keyOf is shortKeyOf for a text of at most mostShortKey bytes, without bytes behind it.
+func keyOf(text []byte) shortKey {
+	k := shortKey{last: uint64(len(text)) << 56}
+	switch n := len(text); {
+	case n >= 8:
+		k.first = binary.LittleEndian.Uint64(text)
+		k.last |= binary.LittleEndian.Uint64(text[n-8:]) >> (8 * (16 - n))
+	case n >= 4:
+		k.first = uint64(binary.LittleEndian.Uint32(text[n-4:]))<<(8*(n-4)) | uint64(binary.LittleEndian.Uint32(text))
+	default:
+		for i, c := range text {
+			k.first |= uint64(c) << (8 * i)
+		}
+	}
+	return k
 }
 
 func (k shortKey) hash() uint64 {

@@ -73,7 +73,7 @@ var tokenLimits = map[string]int{
 	"scorer":             6596,
 	"sidecar":            3718,
 	"slots":              9497,
-	"tokenizer":          43955,
+	"tokenizer":          44258,
 	"tokenizer/chat":     25665,
 	"tokenizer/jinja":    55700,
 	"top":                5755,
@@ -82,7 +82,7 @@ var tokenLimits = map[string]int{
 const (
 	// productLimit limits the sum of the product's packages: 1,000 more than was measured, which is
 	// much less than the sum of their limits.
-	productLimit = 530800
+	productLimit = 532400
 	// supportLimit limits the tokens of bench and simulators together.
 	supportLimit = 150_700
 	// longLine is the number of characters above which a line is long; a tab counts as one.
