@@ -95,7 +95,7 @@ func PrefixEach(n, limit int) error {
 // LoadGeneral loads a tokenizer.json that encodes all text by the general path, as
 // the steps stand in the file.
 func LoadGeneral(b []byte) (*Tokenizer, error) {
-	file, err := section{b, 0}.sections()
+	file, err := section{b: b}.sections()
 	if err != nil {
 		return nil, err
 	}

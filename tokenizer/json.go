@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/kvroute/kvroute/internal/jsonscan"
 )
@@ -18,8 +19,9 @@ const maxDepth = 64
 
 // section is a value of an object, and where it stands in the file.
 type section struct {
-	b    []byte
-	base int
+	b      []byte
+	base   int
+	fields sections // of the model of a file, else nil
 }
 
 // null reports whether the section is absent or null.
@@ -38,21 +40,11 @@ func (s section) unmarshal(into any) error {
 type sections map[string]section
 
 func (s section) sections() (sections, error) {
-	all := sections{}
+	if s.fields != nil {
+		return s.fields, nil
+	}
 	r := s.reader()
-	err := r.Object(func(key []byte) error {
-		name, err := r.unquoted(key)
-		if err != nil {
-			return err
-		}
-		if all[string(name)], err = r.section(); err != nil {
-			return err
-		}
-		if len(all) > 1000 {
-			return r.Fail("too many keys")
-		}
-		return nil
-	})
+	all, err := r.sections()
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +80,7 @@ func (s section) steps(list string) (all []section, err error) {
 
 // UnmarshalJSON lets encoding/json read an object as its sections.
 func (m *sections) UnmarshalJSON(b []byte) (err error) {
-	*m, err = section{slices.Clone(b), 0}.sections()
+	*m, err = section{b: slices.Clone(b)}.sections()
 	return err
 }
 
@@ -109,7 +101,35 @@ type reader struct {
 // section reads a value.
 func (r *reader) section() (section, error) {
 	b, err := r.Value()
-	return section{b, r.Base + r.At - len(b)}, err
+	return section{b: b, base: r.Base + r.At - len(b)}, err
+}
+
+// sections reads an object. It also reads the fields of the model, which is most of a file, so that nothing has to look
+// for the ends of these fields again.
+func (r *reader) sections() (sections, error) {
+	all := sections{}
+	err := r.Object(func(key []byte) error {
+		text, err := r.unquoted(key)
+		if err != nil {
+			return err
+		}
+		name := string(text)
+		if name == "model" && r.Peek() == '{' {
+			at := r.At
+			fields, err := r.sections()
+			all[name] = section{r.In[at:r.At:r.At], r.Base + at, fields}
+			if err != nil {
+				return err
+			}
+		} else if all[name], err = r.section(); err != nil {
+			return err
+		}
+		if len(all) > 1000 {
+			return r.Fail("too many keys")
+		}
+		return nil
+	})
+	return all, err
 }
 
 // text reads a string. The result is valid until the next call.
@@ -134,7 +154,17 @@ func (r *reader) unquoted(quoted []byte) ([]byte, error) {
 
 // id reads a token id: a whole number that is not negative, or a boolean, which engines read as 0 or 1.
 func (r *reader) id() (uint32, error) {
+	r.Peek()
 	at := r.At
+	id := uint32(0)
+	for ; r.At < len(r.In) && r.At < at+9 && '0' <= r.In[r.At] && r.In[r.At] <= '9'; r.At++ {
+		id = 10*id + uint32(r.In[r.At]-'0')
+	}
+	// A digit sequence that begins with 0, or that is not all of the number, is read below.
+	if r.At > at && r.In[at] != '0' && r.At < len(r.In) && strings.IndexByte(",}] \t\n\r", r.In[r.At]) >= 0 {
+		return id, nil
+	}
+	r.At = at
 	text, err := r.Value()
 	if err != nil {
 		return 0, err
@@ -152,7 +182,6 @@ func (r *reader) id() (uint32, error) {
 		return uint32(n), nil
 	}
 	r.At = at
-	r.Peek()
 	return 0, r.Fail("want a token id")
 }
 

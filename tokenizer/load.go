@@ -60,7 +60,7 @@ func Load(fsys fs.FS, c Config) (*Tokenizer, error) {
 	if err != nil {
 		return nil, err
 	}
-	sections, err := section{b, 0}.sections()
+	sections, err := section{b: b}.sections()
 	if err != nil {
 		return nil, fileError(name, err)
 	}
