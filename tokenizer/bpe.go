@@ -107,12 +107,17 @@ func (b *bpe) prepareSingle() {
 	b.single = make([]uint32, 1<<16)
 	w := newWork()
 	var ids []uint32
+	var char []byte
+	onlyTokens := b.bytePair != nil && !b.partial // merges of all bytes of a character can only make its own token
 	for r := range b.single {
 		b.single[r] = noID
 		if r < 0x800 || !utf8.ValidRune(rune(r)) {
 			continue
 		}
-		if ids = b.merge(ids[:0], w, utf8.AppendRune(nil, rune(r)), false); len(ids) == 1 {
+		if char = utf8.AppendRune(char[:0], rune(r)); onlyTokens && b.vocab.id(char) == noID {
+			continue
+		}
+		if ids = b.merge(ids[:0], w, char, false); len(ids) == 1 {
 			b.single[r] = ids[0]
 		}
 	}

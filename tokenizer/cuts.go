@@ -44,7 +44,10 @@ func newWordCuts(v *vocab) *wordCuts {
 	for _, token := range v.token {
 		t := []byte(token)
 		for k := 1; k < len(t); k++ {
-			if utf8.RuneStart(t[k]) {
+			switch a, b := t[k-1], t[k]; {
+			case a < utf8.RuneSelf && b < utf8.RuneSelf:
+				c.neighbours.add(rune(a), rune(b))
+			case utf8.RuneStart(b):
 				c.add(lastOf(t[:k]), firstOf(t[k:]))
 			}
 		}
