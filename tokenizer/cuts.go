@@ -131,6 +131,11 @@ func (p *pairSet) add(a, b uint32) { p.pairs = append(p.pairs, pairOf(a, b)) }
 func (p *pairSet) fit() {
 	slices.Sort(p.pairs)
 	p.pairs = slices.Compact(p.pairs)
+	p.fill()
+}
+
+// fill is fit for pairs of which few are equal.
+func (p *pairSet) fill() {
 	n := min(max(4, bits.Len(uint(len(p.pairs))*16)-6), 15) // 256 KiB at most
 	p.filter, p.shift = make([]uint64, 1<<n), uint(64-n)
 	for _, pair := range p.pairs {

@@ -127,10 +127,12 @@ func (v *vocab) shortID(key shortKey) uint32 {
 
 // merges holds what two neighbouring symbols become: the rank of the merge in the upper half of a
 // value, the id of the new symbol in the lower half. It is a hash table with open addressing, so a
-// lookup costs one cache line. With a Go map, encoding unknown words took 5 to 10 % longer.
+// lookup costs one cache line. With a Go map, encoding unknown words took 5 to 10 % longer. A filter comes before the
+// table. It is much smaller, so it stays in the processor's cache, and it rejects most pairs that have no merge.
 type merges struct {
-	slots []mergeSlot
-	shift uint
+	filter pairSet
+	slots  []mergeSlot
+	shift  uint
 }
 
 type mergeSlot struct{ key, value uint64 } // key is pair+1, 0 if the slot is free
@@ -139,13 +141,16 @@ type mergeSlot struct{ key, value uint64 } // key is pair+1, 0 if the slot is fr
 func newMerges(all []mergeSlot) merges {
 	n := max(4, bits.Len(uint(len(all)+len(all)/2)))
 	m := merges{slots: make([]mergeSlot, 1<<n), shift: uint(64 - n)}
+	m.filter.pairs = make([]uint64, 0, len(all))
 	for _, x := range all {
+		m.filter.pairs = append(m.filter.pairs, x.key-1)
 		i := m.slot(x.key - 1)
 		for m.slots[i].key != 0 && m.slots[i].key != x.key {
 			i = (i + 1) & (len(m.slots) - 1)
 		}
 		m.slots[i] = x
 	}
+	m.filter.fill()
 	return m
 }
 
@@ -160,6 +165,9 @@ func (m *merges) slot(pair uint64) int { return int(pair * 0x9e3779b97f4a7c15 >>
 
 func (m *merges) get(left, right uint32) uint64 {
 	pair := pairOf(left, right)
+	if !m.filter.hasKey(pair) {
+		return noMerge
+	}
 	for i := m.slot(pair); ; i = (i + 1) & (len(m.slots) - 1) {
 		switch m.slots[i].key {
 		case pair + 1:
