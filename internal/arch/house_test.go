@@ -56,7 +56,7 @@ var tokenLimits = map[string]int{
 	"internal/jsonscan":  2399,
 	"internal/kube":      4308,
 	"internal/meter":     1502,
-	"internal/msgpack":   1936,
+	"internal/msgpack":   1988,
 	"internal/openai":    18456,
 	"internal/reach":     2121,
 	"internal/records":   1978,

@@ -5,6 +5,7 @@
 package msgpack
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -59,26 +60,45 @@ func AppendList[T any](dst []T, data []byte, size int, read func([]byte) (T, []b
 	return list, rest, nil
 }
 
-// AppendIDs is AppendList for numbers that mostly take one or three bytes, as token ids do. It reads
-// the others by a function.
+// AppendIDs is AppendList for token ids. It calls other for each element that [readIDs] does not read.
 func AppendIDs(dst []uint32, data []byte, other func([]byte) (uint32, []byte, error)) ([]uint32, []byte, error) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(data)
 	list := slices.Grow(dst, min(int(n), len(rest)))
-	for i := 0; i < int(n) && err == nil; i++ {
-		var id uint32
-		switch {
-		case len(rest) >= 3 && rest[0] == 0xcd:
-			id, rest = uint32(rest[1])<<8|uint32(rest[2]), rest[3:]
-		case len(rest) >= 1 && rest[0] < 0x80:
-			id, rest = uint32(rest[0]), rest[1:]
-		case len(rest) >= 2 && rest[0] == 0xcc:
-			id, rest = uint32(rest[1]), rest[2:]
-		default:
+	for end := len(dst) + int(n); len(list) < end && err == nil; {
+		ids, size := readIDs(list[len(list):min(cap(list), end)], rest)
+		list, rest = list[:len(list)+ids], rest[size:]
+		if len(list) < end {
+			var id uint32
 			id, rest, err = other(rest)
+			list = append(list, id)
 		}
-		list = append(list, id)
 	}
 	return list, rest, err
+}
+
+// readIDs fills list with the first numbers of data. It returns how many numbers it read, and their size in data. It
+// stops before an element that is no unsigned number of at most 32 bits, and before the last four bytes of data, so
+// that it need not check the length for each number.
+func readIDs(list []uint32, data []byte) (n, size int) {
+	for ; n < len(list) && size < len(data)-4; n++ {
+		switch first := data[size]; {
+		case first == 0xcd:
+			list[n] = uint32(data[size+1])<<8 | uint32(data[size+2])
+			size += 3
+		case first < 0x80:
+			list[n] = uint32(first)
+			size++
+		case first == 0xcc:
+			list[n] = uint32(data[size+1])
+			size += 2
+		case first == 0xce:
+			list[n] = binary.BigEndian.Uint32(data[size+1:])
+			size += 5
+		default:
+			return n, size
+		}
+	}
+	return n, size
 }
 
 // Each calls element for each element of an array, with the element and all that follows it. It

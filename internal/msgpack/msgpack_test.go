@@ -94,3 +94,24 @@ func TestBadFields(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 }
+
+// AppendIDs reads numbers of each encoded size wherever they stand, and nothing behind the end of the data.
+func TestIDs(t *testing.T) {
+	ids := []uint32{0, 1 << 16, 127, 128, 255, 256, 1<<16 - 1, 1<<32 - 1, 5, 300}
+	for first := range ids {
+		want := append(slices.Clone(ids[first:]), ids[:first]...)
+		data := msgp.AppendArrayHeader(nil, uint32(len(want)))
+		for _, id := range want {
+			data = msgp.AppendUint32(data, id)
+		}
+		got, rest, err := msgpack.AppendIDs([]uint32{9}, append(slices.Clip(data), "rest"...), msgp.ReadUint32Bytes)
+		if err != nil || string(rest) != "rest" || !slices.Equal(got[1:], want) || got[0] != 9 {
+			t.Errorf("%v, rest %q, %v; want %v", got, rest, err, want)
+		}
+		for n := range data {
+			if _, _, err := msgpack.AppendIDs(nil, data[:n:n], msgp.ReadUint32Bytes); err == nil {
+				t.Errorf("%d of %d bytes are an array", n, len(data))
+			}
+		}
+	}
+}
