@@ -58,6 +58,19 @@ func (t *blockTable) place(id uint64) (at int) {
 	return at
 }
 
+// touch reads the slots where the searches for some blocks begin. The processor loads them at the same time,
+// so the searches do not wait for memory one after the other.
+func (t *blockTable) touch(ids []uint64) (sum uint64) {
+	if t == nil || t.n == 0 {
+		return 0
+	}
+	for _, id := range ids {
+		s := &t.slots[t.home(id)]
+		sum += s.id + uint64(s.count)
+	}
+	return sum
+}
+
 // find returns the slot of a block, or -1.
 func (t *blockTable) find(id uint64) (at int) {
 	if t == nil || t.n == 0 {

@@ -48,6 +48,8 @@ type Engine struct {
 	gaps   int      // how often events of TensorRT-LLM were missing
 	hashes []uint64 // reused buffer
 	gone   []uint64 // reused buffer
+
+	touched uint64 // prevents the compiler from removing the loop of [blockTable.touch]
 }
 
 // NewEngine returns an Engine whose caches are empty.
@@ -234,6 +236,7 @@ func (e *Engine) store(r *engineRank, ev *EngineEvent, out *output) {
 		usable = ev.Usable
 	}
 	parent, hasParent := ev.Parent, ev.HasParent
+	e.touched = r.blocks(at).touch(ev.Hashes)
 	for i, hash := range ev.Hashes[:usable] {
 		k := cachedBlock{blockState: blockState{Seed: seed, Parent: parent, HasParent: hasParent}}
 		reason := e.hash(r, at, ev, i, &k)
