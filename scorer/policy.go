@@ -12,7 +12,10 @@ import (
 // candidate with preferred taints has its cost multiplied by e^−tanh(weight), which is
 // between .37 and 2.72. Costs are finite; see [Bound]. The settings must be valid.
 func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
-	taints := s.Policy != Weighted && !r.Pinned // a weighted cost may be negative: the factor would have the opposite effect
+	s.costsOf(r, in, costs, traitsOf(in))
+}
+
+func (s *Settings) costsOf(r *Request, in []Input, costs []float64, some traits) {
 	switch {
 	case s.Policy == DynamoNewer:
 		least := math.Inf(1)
@@ -29,13 +32,36 @@ func (s *Settings) Costs(r *Request, in []Input, costs []float64) {
 			costs[i] = s.cost(r, &in[i])
 		}
 	}
-	s.bySpeed(r, in, costs)
-	for i := range in {
-		if w := in[i].TaintWeight; w != 0 && taints {
-			costs[i] *= math.Exp(-math.Tanh(w))
+	if some.speed {
+		s.bySpeed(r, in, costs)
+	}
+	// A weighted cost may be negative: the factor would have the opposite effect.
+	if some.taint && s.Policy != Weighted && !r.Pinned {
+		for i := range in {
+			if w := in[i].TaintWeight; w != 0 {
+				costs[i] *= math.Exp(-math.Tanh(w))
+			}
 		}
 	}
 	Bound(costs)
+}
+
+// traits are properties that at least one candidate has. They are found in one pass, because inputs of thousands of
+// workers are in no fast cache.
+type traits struct {
+	speed    bool // other than 1
+	taint    bool // a preferred one
+	unusable bool // blocks
+}
+
+func traitsOf(in []Input) (some traits) {
+	for i := range in {
+		c := &in[i]
+		some.speed = some.speed || c.Speed > 0 && c.Speed != 1
+		some.taint = some.taint || c.TaintWeight != 0
+		some.unusable = some.unusable || c.UnusableBlocks > 0
+	}
+	return some
 }
 
 // mostTokens bounds the cached tokens of a prompt, far above what any engine computes, so that no sum
@@ -46,9 +72,8 @@ const mostTokens = 1 << 30
 // workers stay idle while the queues of fast ones grow; with less, a few shared prompts wait on slow workers.
 const speedPower = .75
 
-// bySpeed divides the costs of the candidates by their speeds, if the costs stand for times and a speed
-// is other than 1: before, each cost gets the time of the steps of the output itself, with the share that
-// DecodeDelay has.
+// bySpeed divides the costs of the candidates by their speeds, if the costs stand for times. Before, each cost gets
+// the time of the steps of the output itself, with the share that DecodeDelay has.
 func (s *Settings) bySpeed(r *Request, in []Input, costs []float64) {
 	base := s.DecodeWeight * s.Engine.Floor * r.OutputTokens / 3 // ms
 	switch {
@@ -56,9 +81,6 @@ func (s *Settings) bySpeed(r *Request, in []Input, costs []float64) {
 	case s.Policy == Tokens && !r.PrefillUntracked:
 		base /= s.Engine.Token
 	default:
-		return
-	}
-	if !slices.ContainsFunc(in, func(in Input) bool { return in.Speed > 0 && in.Speed != 1 }) {
 		return
 	}
 	for i := range in {
@@ -97,13 +119,14 @@ func Bound(costs []float64) {
 // Choose fills costs and returns the index of the chosen candidate, -1 without candidates:
 // by [Softmax] if there is a temperature, by [Pick] otherwise. It is a [Rule].
 func (s *Settings) Choose(r *Request, in []Input, costs []float64) int {
-	s.Costs(r, in, costs)
+	some := traitsOf(in)
+	s.costsOf(r, in, costs, some)
 	switch {
 	case s.Temperature > 0:
 		return Softmax(costs, s.Temperature, r.U)
 	case s.Policy == Weighted:
 		return Best(len(costs), 0, func(i, j int) int { return compare(costs[i], costs[j]) })
-	case s.Policy == Tokens && slices.ContainsFunc(in, func(in Input) bool { return in.UnusableBlocks > 0 }):
+	case s.Policy == Tokens && some.unusable:
 		return s.junction(r, in, costs)
 	default:
 		return Pick(costs, in, r.U)

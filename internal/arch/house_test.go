@@ -70,7 +70,7 @@ var tokenLimits = map[string]int{
 	"prefill":            2195,
 	"replicas":           18835,
 	"router":             69688,
-	"scorer":             6596,
+	"scorer":             6700,
 	"sidecar":            3718,
 	"slots":              9497,
 	"tokenizer":          44258,
