@@ -18,12 +18,13 @@ type blockTable struct {
 	resized map[uint64]*resizedBlock // of the blocks that have one
 	n       int
 
-	// Most blocks share their seed with others, so a slot has the seed's index in seeds. When seeds is full,
-	// the seed of a block is in others, by the block's id.
+	// Most blocks share their seed with others, so a slot has the seed's index in seeds. When seeds is full
+	// of seeds of present blocks, the seed of a block is in others, by the block's id.
 	seeds   []uint64
 	indexes map[uint64]uint16 // of seeds
 	last    uint16            // index that was used last
 	others  map[uint64]uint64
+	missed  int // blocks that found seeds full since it was made anew
 }
 
 // otherSeed is the index of a seed in others, and the length of seeds when it is full.
@@ -141,8 +142,11 @@ func (t *blockTable) indexOf(id, seed uint64) uint16 {
 	at, known := t.indexes[seed]
 	switch {
 	case known:
+	case len(t.seeds) == otherSeed && (t.missed == 0 || t.missed > len(t.slots)):
+		t.renumber()
+		return t.indexOf(id, seed)
 	case len(t.seeds) == otherSeed:
-		if t.others == nil {
+		if t.missed++; t.others == nil {
 			t.others = make(map[uint64]uint64)
 		}
 		t.others[id] = seed
@@ -156,6 +160,21 @@ func (t *blockTable) indexOf(id, seed uint64) uint16 {
 	}
 	t.last = at
 	return at
+}
+
+// renumber makes seeds anew, without the seeds of blocks that are gone.
+func (t *blockTable) renumber() {
+	seeds, others := t.seeds, t.others
+	t.seeds, t.indexes, t.others, t.missed = nil, nil, nil, 1
+	for i := range t.slots {
+		switch s := &t.slots[i]; {
+		case s.count == 0:
+		case s.seed == otherSeed:
+			s.seed = t.indexOf(s.id, others[s.id])
+		default:
+			s.seed = t.indexOf(s.id, seeds[s.seed])
+		}
+	}
 }
 
 // delete removes the block in a slot. It moves the blocks that a search would not find behind the

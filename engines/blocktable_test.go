@@ -18,10 +18,11 @@ func TestBlockTableEqualsMap(t *testing.T) {
 		var table blockTable
 		model := map[uint64]cachedBlock{}
 		seeds := []uint64{0, 7, 8, 9}
-		if seed%5 == 0 { // some of these find no place
-			for i := range uint64(otherSeed - 3) {
+		if seed%5 == 0 { // no block has these seeds, and later ones find no place at first
+			for i := range uint64(otherSeed) {
 				table.indexOf(0, 1000+i)
 			}
+			table.missed = 1
 		}
 		var absent *blockTable
 		if _, ok := absent.get(1); ok {
@@ -52,12 +53,59 @@ func TestBlockTableEqualsMap(t *testing.T) {
 				model[id] = k
 			}
 		}
-		saved := table.clone()
-		for name, x := range map[string]*blockTable{"table": &table, "copy": &saved} {
-			if got := maps.Collect(x.all()); !maps.Equal(got, model) || table.n != len(model) {
-				t.Fatalf("seed %d: the %s has %d blocks and counts %d, want %d", seed, name, len(got), table.n, len(model))
+		elsewhere := 0 // blocks whose seed is in others
+		for i := range table.slots {
+			if table.slots[i].count > 0 && table.slots[i].seed == otherSeed {
+				elsewhere++
 			}
 		}
+		if len(table.others) != elsewhere {
+			t.Fatalf("seed %d: %d seeds are kept for %d blocks", seed, len(table.others), elsewhere)
+		}
+		saved := table.clone()
+		if got := maps.Collect(table.all()); !maps.Equal(got, model) || table.n != len(model) {
+			t.Fatalf("seed %d: the table has %d blocks and counts %d, want %d", seed, len(got), table.n, len(model))
+		}
+		for id := range model { // the copy does not change with the table
+			if id%2 == 0 {
+				table.delete(table.find(id))
+			} else {
+				table.set(id, &cachedBlock{blockState: blockState{Count: 9, Seed: id}, Resized: &resizedBlock{}})
+			}
+		}
+		if got := maps.Collect(saved.all()); !maps.Equal(got, model) {
+			t.Fatalf("seed %d: the copy has %d blocks, want %d", seed, len(got), len(model))
+		}
+	}
+}
+
+// The seeds of blocks that are gone take no memory for long.
+func TestSeedsOfGoneBlocks(t *testing.T) {
+	var table blockTable
+	for id := range uint64(200_000) { // each with a salt of its own; 100 are there at a time
+		table.set(id, &cachedBlock{blockState: blockState{Count: 1, Seed: id + 5}})
+		if id >= 100 {
+			table.delete(table.find(id - 100))
+		}
+	}
+	if len(table.others) > 0 || len(table.seeds) > otherSeed {
+		t.Errorf("%d seeds and %d others are kept", len(table.seeds), len(table.others))
+	}
+	for id := uint64(200_000 - 100); id < 200_000; id++ {
+		if k, ok := table.get(id); !ok || k.Seed != id+5 {
+			t.Fatalf("block %d has the seed %d", id, k.Seed)
+		}
+	}
+	for id := range uint64(otherSeed + 1000) { // more seeds than there is room for
+		table.set(id, &cachedBlock{blockState: blockState{Count: 1, Seed: id + 7}})
+	}
+	for id := range uint64(otherSeed + 1000) {
+		if k, _ := table.get(id); k.Seed != id+7 {
+			t.Fatalf("block %d has the seed %d", id, k.Seed)
+		}
+	}
+	if len(table.others) == 0 {
+		t.Error("no seed found its place taken")
 	}
 }
 

@@ -95,7 +95,7 @@ const mostGarbage = 128 << 20
 // boundGarbage bounds the garbage of a large heap until ctx ends. By Go's default a heap grows to twice the size of what
 // is in use. Most of kvroute's large heap is tables without pointers, which cost nothing to collect, so a collection is
 // cheap. After each collection the heap may grow by most bytes, but by at least a quarter and at most its size. If an
-// operator has set GOGC, that counts.
+// operator has set GOGC, that value applies.
 func boundGarbage(ctx context.Context, most uint64) {
 	type collected struct{ _ *collected } // with a pointer, since cleanups of small objects without one may not run
 	runtime.AddCleanup(new(collected), func(most uint64) {

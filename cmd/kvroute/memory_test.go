@@ -10,6 +10,7 @@ import (
 	"runtime/metrics"
 	"testing"
 	"testing/fstest"
+	"time"
 )
 
 // Without settings, bodies and streams fit the memory limit of the process, whether Go or the cgroup
@@ -83,5 +84,16 @@ func TestGarbageOfALargeHeapIsBounded(t *testing.T) {
 		metrics.Read(now)
 		return now[0].Value.Uint64() == 25
 	})
+	// GOGC counts, if it is set.
+	t.Setenv("GOGC", "100")
+	debug.SetGCPercent(100)
+	boundGarbage(ctx, 4<<20)
+	for range 20 {
+		runtime.GC()
+		time.Sleep(time.Millisecond)
+	}
+	if metrics.Read(now); now[0].Value.Uint64() != 100 {
+		t.Errorf("the target is %d %% although GOGC is set", now[0].Value.Uint64())
+	}
 	runtime.KeepAlive(large)
 }
