@@ -38,7 +38,7 @@ var tokenLimits = map[string]int{
 	"dashboard":          317,
 	"docs":               110,
 	"doctor":             4110,
-	"engines":            25700,
+	"engines":            25880,
 	"engines/dynamo":     3159,
 	"engines/localindex": 971,
 	"engines/publish":    2560,
