@@ -24,7 +24,7 @@ type blockTable struct {
 	indexes map[uint64]uint16 // of seeds
 	last    uint16            // index that was used last
 	others  map[uint64]uint64
-	missed  int // blocks that found seeds full since it was made anew
+	missed  int // blocks that found seeds full since the last renumbering
 }
 
 // otherSeed is the index of a seed in others, and the length of seeds when it is full.
@@ -162,7 +162,7 @@ func (t *blockTable) indexOf(id, seed uint64) uint16 {
 	return at
 }
 
-// renumber makes seeds anew, without the seeds of blocks that are gone.
+// renumber removes the seeds of blocks that are gone from seeds.
 func (t *blockTable) renumber() {
 	seeds, others := t.seeds, t.others
 	t.seeds, t.indexes, t.others, t.missed = nil, nil, nil, 1
