@@ -77,7 +77,7 @@ test test-plain test-raced: export KVROUTE_FIXTURES_LOG ?= $(CURDIR)/.cache/fixt
 
 # Packages without shared state, or with their state in other processes. `make test` runs their tests without the race
 # detector, except the tests named in SHARED. `make test-long` runs all tests with it.
-PLAIN  := ./bench/... ./cmd/... ./envoy/... ./internal/arch/... ./internal/openai/... ./tokenizer/...
+PLAIN  := ./bench/... ./cmd/... ./envoy/... ./events/saved/... ./internal/arch/... ./internal/openai/... ./tokenizer/...
 SHARED := ManyGoroutines|Concurrent
 
 .PHONY: test

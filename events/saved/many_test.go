@@ -11,7 +11,6 @@ import (
 	"github.com/kvroute/kvroute/events"
 	"github.com/kvroute/kvroute/events/saved"
 	"github.com/kvroute/kvroute/indexer"
-	"github.com/kvroute/kvroute/internal/fixtures"
 	"github.com/kvroute/kvroute/internal/wire"
 )
 
@@ -21,11 +20,7 @@ func TestManySides(t *testing.T) {
 	one := events.RouterEvent{Event: indexer.Event{Kind: indexer.SideStored, Externals: []uint64{1}}}
 	long := events.RouterEvent{Event: indexer.Event{Kind: indexer.SideStored, Externals: make([]uint64, 3*4096)}}
 	shape := events.RouterEvent{WorkerID: 2, Event: indexer.Event{Kind: indexer.Shaped}}
-	sizes := []int{1<<20 - 3} // one event too many
-	if fixtures.Long() {
-		sizes = []int{1<<20 - 4, 1<<20 - 3, 1<<20 + 1}
-	}
-	for _, n := range sizes {
+	for _, n := range []int{1<<20 - 4, 1<<20 - 3, 1<<20 + 1} {
 		all := append(slices.Repeat([]events.RouterEvent{one}, n), long, shape)
 		s := goldenContent()
 		s.Parked = all
