@@ -10,9 +10,8 @@ import (
 	"slices"
 )
 
-// blockTable holds the blocks of a place by the engine's ids, with open addressing. It has no
-// pointers but those of resized, so that the garbage collector need not read it. A nil table is
-// empty, and only for reading.
+// blockTable holds the blocks of a place by the engine's ids, with open addressing. Its slots have no
+// pointers, so the garbage collector need not read them. A nil table can be read, and is empty.
 type blockTable struct {
 	slots   []slot                   // at most three quarters are in use
 	resized map[uint64]*resizedBlock // of the blocks that have one
@@ -113,10 +112,11 @@ func (t *blockTable) set(id uint64, k *cachedBlock) {
 	if s.count == 0 {
 		t.n++
 	}
-	if len(t.others) > 0 {
+	seed := t.indexOf(id, k.Seed)
+	if seed != otherSeed {
 		delete(t.others, id)
 	}
-	*s = slot{id, k.Local, k.Parent, k.Count, t.indexOf(id, k.Seed), k.HasParent, k.Published}
+	*s = slot{id, k.Local, k.Parent, k.Count, seed, k.HasParent, k.Published}
 	switch {
 	case k.Resized == nil:
 		delete(t.resized, id)

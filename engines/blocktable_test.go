@@ -53,14 +53,14 @@ func TestBlockTableEqualsMap(t *testing.T) {
 				model[id] = k
 			}
 		}
-		elsewhere := 0 // blocks whose seed is in others
+		inMap := 0 // blocks whose seed is in the map table.others
 		for i := range table.slots {
 			if table.slots[i].count > 0 && table.slots[i].seed == otherSeed {
-				elsewhere++
+				inMap++
 			}
 		}
-		if len(table.others) != elsewhere {
-			t.Fatalf("seed %d: %d seeds are kept for %d blocks", seed, len(table.others), elsewhere)
+		if len(table.others) != inMap {
+			t.Fatalf("seed %d: %d seeds are kept for %d blocks", seed, len(table.others), inMap)
 		}
 		saved := table.clone()
 		if got := maps.Collect(table.all()); !maps.Equal(got, model) || table.n != len(model) {

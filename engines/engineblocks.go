@@ -45,6 +45,14 @@ func (r *engineRank) blocks(at place) *blockTable {
 	return nil
 }
 
+// placed is blocks, and adds the place if it is not there.
+func (r *engineRank) placed(at place) *blockTable {
+	if r.blocks(at) == nil {
+		r.Places = append(r.Places, &placeBlocks{At: at})
+	}
+	return r.blocks(at)
+}
+
 type groupKind uint8
 
 const (
@@ -159,8 +167,7 @@ func (e *Engine) put(r *engineRank, at place, hash uint64, k *cachedBlock) DropR
 		return DropFull
 	}
 	if blocks == nil {
-		r.Places = append(r.Places, &placeBlocks{At: at})
-		blocks = r.blocks(at)
+		blocks = r.placed(at)
 	}
 	blocks.set(hash, k)
 	e.blocks += grown

@@ -182,12 +182,7 @@ func (r *engineRank) load(at place, b *events.OwnedBlock) {
 	if b.Part || len(b.Locals) > 0 {
 		k.Resized = &resizedBlock{Part: b.Part, Tokens: b.Tokens, Parts: b.Parts, Locals: b.Locals}
 	}
-	blocks := r.blocks(at)
-	if blocks == nil {
-		r.Places = append(r.Places, &placeBlocks{At: at})
-		blocks = r.blocks(at)
-	}
-	blocks.set(b.ID, &k)
+	r.placed(at).set(b.ID, &k)
 }
 
 // The file of release 0.1.0 is a gob stream of savedRank. The count at its end is the number of ranks.
@@ -212,7 +207,7 @@ func readOld(in io.Reader) (map[events.RankName]*savedRank, error) {
 		case err == nil && n < maxSavedRanks:
 			for _, e := range r.Ranks {
 				for _, p := range e.Places {
-					p.readOld()
+					p.convert()
 				}
 			}
 			all[events.RankName{WorkerID: r.Worker, DPRank: r.Rank}] = r
@@ -233,7 +228,8 @@ type oldBlocks struct {
 	Resized map[uint64]*resizedBlock
 }
 
-func (p *placeBlocks) readOld() {
+// convert moves the blocks of a file of release 0.1.0 into the table.
+func (p *placeBlocks) convert() {
 	for _, s := range p.Blocks.Slots {
 		if s.Block.Count > 0 {
 			p.table.set(s.ID, &cachedBlock{s.Block, p.Blocks.Resized[s.ID]})

@@ -102,11 +102,11 @@ func boundGarbage(ctx context.Context, most uint64) {
 		if ctx.Err() != nil || os.Getenv("GOGC") != "" {
 			return
 		}
-		live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/gogc:percent"}}
-		metrics.Read(live)
-		percent := garbagePercent(live[0].Value.Uint64(), most)
+		now := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/gogc:percent"}}
+		metrics.Read(now)
+		percent := garbagePercent(now[0].Value.Uint64(), most)
 		// A change stops the process for a moment, and small ones change little.
-		if is := live[1].Value.Uint64(); percent*8 > is*9 || percent*9 < is*8 {
+		if is := now[1].Value.Uint64(); percent*8 > is*9 || percent*9 < is*8 {
 			debug.SetGCPercent(int(percent))
 		}
 		boundGarbage(ctx, most)
